@@ -1,0 +1,1 @@
+"""Algorithms of federated learning, one file each."""

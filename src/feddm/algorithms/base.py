@@ -1,0 +1,80 @@
+"""What an algorithm is: four functions around a state.
+
+    state = init(params)
+    every round:
+        download = broadcast(state)                      server -> every client of the cohort
+        result = local(download, data, memory, ...)      on the client; result.upload -> server
+        check(result.upload)                             on the server, before anything else
+        state = aggregate(state, uploads, ...)           on the server
+
+An algorithm is a frozen dataclass of its settings. All that changes is in the state, which the
+server keeps, and in the memory, which each client keeps and which never crosses the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from feddm.data.examples import Examples
+from feddm.models import Model
+from feddm.tensors import Records, Tensors
+from feddm.training import Tick
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a client has after its work of one round.
+
+    Args:
+        upload: All that goes to the server, and so all that is counted.
+        memory: What the client wants to have back next time.
+        metrics: Figures about the work, for the log.
+    """
+
+    upload: Records
+    memory: Records = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent."""
+
+    client: int
+    records: Records
+
+
+class Algorithm(Protocol):
+    """A federated algorithm. ``state["params"]`` is always the global model."""
+
+    @property
+    def model(self) -> Model:
+        """The model that is learned."""
+
+    def init(self, params: Tensors) -> Records:
+        """Returns the state before the first round."""
+
+    def broadcast(self, state: Records) -> Records:
+        """Returns what every client of a round downloads."""
+
+    def local(
+        self,
+        download: Records,
+        data: Examples,
+        memory: Records,
+        rng: torch.Generator,
+        tick: Tick,
+    ) -> LocalResult:
+        """Returns the result of one client's work."""
+
+    def check(self, upload: Records) -> None:
+        """Raises `UploadError` if the records are not what `local` can have sent."""
+
+    def aggregate(
+        self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
+    ) -> Records:
+        """Returns the next state from uploads, which come once and in the order of clients."""

@@ -1,0 +1,261 @@
+"""What scripts call: `run`, `resume`, and what comes out of them.
+
+import feddm
+
+result = feddm.run(dataset="mnist", rounds=3, data_dir="data")
+print(result.records[-1].accuracy)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from feddm.build import Setup, build, fingerprint, num_workers
+from feddm.config import Config, load_toml, resolve
+from feddm.data.examples import Normalization
+from feddm.engines.in_process import InProcess
+from feddm.errors import RunDirectoryError
+from feddm.federation import Federation, RoundRecord, cohort_size, start
+from feddm.federation import run as run_rounds
+from feddm.rundir import RunDirectory
+from feddm.synthetic import SyntheticSet, from_state
+from feddm.tensors import Records
+from feddm.trained import TrainedModel
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What comes out of a run.
+
+    Args:
+        config: What was run.
+        records: One record for each round.
+        model: The final model.
+        synthetic: The synthetic sets of the last round, if the algorithm makes any.
+        directory: Where all of it was written, if it was.
+    """
+
+    config: Config
+    records: tuple[RoundRecord, ...]
+    model: TrainedModel
+    synthetic: SyntheticSet | None
+    directory: Path | None
+
+
+class Observer:
+    """Is told how a run goes on; subclasses show it. This one shows nothing."""
+
+    def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
+        """The data are read and split; `records` are of rounds done before."""
+
+    def progress(self, stage: str, fraction: float) -> None:
+        """A stage of the round, ``clients`` or ``server``, is so far done."""
+
+    def finished_round(self, record: RoundRecord) -> None:
+        """A round is over, and written down."""
+
+    def notice(self, text: str) -> None:
+        """Something that the user should know and that is no error."""
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    algorithm: str | None = None,
+    dataset: str | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
+    rounds: int | None = None,
+    participation: float | None = None,
+    width: int | None = None,
+    ipc: int | None = None,
+    seed: int | None = None,
+    workers: int | Literal["auto"] | None = None,
+    data_dir: str | Path | None = None,
+    preset: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Runs a federation and returns what it learned.
+
+    The options are those of ``feddm run``, and what is not given comes from the preset.
+
+    Args:
+        config: A TOML file, or its values.
+        algorithm: Name of the algorithm.
+        dataset: Name of the data set.
+        clients: Number of clients.
+        alpha: Dirichlet concentration of the split over clients.
+        rounds: Rounds of communication.
+        participation: Share of the clients that takes part in a round.
+        width: Channels of the ConvNet.
+        ipc: Synthetic images a class.
+        seed: Everything random comes from it.
+        workers: Worker processes; results do not depend on it.
+        data_dir: Folder of the data sets.
+        preset: Values under all others: ``quick`` or ``paper``.
+        set: Any other values by their keys, as ``{"server.lr": 0.1}``.
+        out: A new run directory; without one nothing is written.
+        observer: Is told how it goes.
+    """
+    options = {
+        "algorithm": algorithm,
+        "dataset": dataset,
+        "clients": clients,
+        "alpha": alpha,
+        "rounds": rounds,
+        "participation": participation,
+        "width": width,
+        "ipc": ipc,
+        "seed": seed,
+        "workers": workers,
+        "data_dir": None if data_dir is None else os.fspath(data_dir),
+    }
+    values = (
+        config if config is None or isinstance(config, Mapping) else load_toml(Path(config))
+    )
+    resolved = resolve(values, preset, options, set or {})
+    return execute(resolved, None if out is None else Path(out), observer or Observer())
+
+
+def execute(config: Config, out: Path | None, observer: Observer) -> RunResult:
+    """Runs a complete configuration, in a new run directory if one is named."""
+    setup = build(config)
+    if out is None:
+        return _go(config, setup, start(setup.algorithm, config.seed), {}, [], None, observer)
+    with RunDirectory.create(out, config, _environment(setup)) as directory:
+        fresh = start(setup.algorithm, config.seed)
+        return _go(config, setup, fresh, {}, [], directory, observer)
+
+
+def resume(
+    directory: str | Path,
+    *,
+    workers: int | Literal["auto"] | None = None,
+    data_dir: str | Path | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Continues a run that was interrupted; it ends with the bits of an uninterrupted one.
+
+    Args:
+        directory: Its run directory.
+        workers: Worker processes; results do not depend on it.
+        data_dir: Folder of the data sets, if they are elsewhere now.
+        observer: Is told how it goes.
+    """
+    observer = observer or Observer()
+    with RunDirectory.open(Path(directory)) as opened:
+        config = opened.config()
+        options = {
+            "workers": workers,
+            "data_dir": None if data_dir is None else os.fspath(data_dir),
+        }
+        config = resolve(config.model_dump(), options=options)
+        setup = build(config)
+        _compare(opened.environment(), _environment(setup), observer)
+        federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
+        return _go(config, setup, federation, memories, opened.records(), opened, observer)
+
+
+def _go(
+    config: Config,
+    setup: Setup,
+    federation: Federation,
+    memories: Mapping[int, Records],
+    records: list[RoundRecord],
+    directory: RunDirectory | None,
+    observer: Observer,
+) -> RunResult:
+    """Runs the rounds that are left, writes each down, and returns the whole."""
+    observer.started(config, setup, records)
+    clients = len(setup.shards)
+    workers = num_workers(config.runtime, cohort_size(clients, config.participation))
+    train = setup.dataset.train
+    with InProcess(setup.algorithm, train, setup.shards, workers, memories) as engine:
+        for latest, record in run_rounds(
+            setup.algorithm,
+            engine,
+            federation,
+            setup.dataset.test,
+            rounds=config.rounds,
+            clients=clients,
+            participation=config.participation,
+            seed=config.seed,
+            server_threads=config.runtime.server_threads,
+            progress=observer.progress,
+        ):
+            federation = latest
+            if directory is not None:
+                directory.save_round(federation, record, engine.memories)
+            records = [*records, record]
+            observer.finished_round(record)
+    result = _result(config, setup, federation, records, directory)
+    if directory is not None:
+        directory.write("model.safetensors", result.model.to_bytes())
+        if result.synthetic is not None:
+            directory.write("synthetic.safetensors", result.synthetic.to_bytes())
+    return result
+
+
+def _result(
+    config: Config,
+    setup: Setup,
+    federation: Federation,
+    records: list[RoundRecord],
+    directory: RunDirectory | None,
+) -> RunResult:
+    info = setup.dataset.info
+    normalization = Normalization(info.mean, info.std)
+    synthetic = federation.state.get("synthetic")
+    return RunResult(
+        config=config,
+        records=tuple(records),
+        model=TrainedModel(
+            config.model,
+            setup.algorithm.model,
+            federation.state["params"],
+            info.classes,
+            normalization,
+        ),
+        synthetic=None
+        if synthetic is None
+        else from_state(synthetic, info.classes, normalization),
+        directory=None if directory is None else directory.path,
+    )
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    """Returns what can change the bits of a run beside its configuration."""
+    return {
+        "feddm": version("feddm"),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": "cpu",
+        "data": fingerprint(setup),
+    }
+
+
+def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
+    if before.get("data") != now["data"]:
+        raise RunDirectoryError(
+            "the data or their split are not those that the run began with; "
+            "point --data-dir at the same files, or start a new run"
+        )
+    changed = [
+        f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]
+    ]
+    if changed:
+        observer.notice(f"since the run began: {', '.join(changed)}; bits may differ")

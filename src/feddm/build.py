@@ -1,0 +1,114 @@
+"""Config -> objects: the only place where names become classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddm.algorithms.base import Algorithm
+from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.config import Config, ModelConfig, PartitionConfig, RuntimeConfig
+from feddm.data import partition
+from feddm.data.catalog import DatasetInfo
+from feddm.data.datasets import Dataset, load
+from feddm.models import ConvNet, Model, ResNet18
+from feddm.seeding import numpy_generator
+from feddm.training import SGD
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a run is made of."""
+
+    dataset: Dataset
+    shards: partition.Shards
+    algorithm: Algorithm
+
+
+def build(config: Config) -> Setup:
+    """Returns the objects that a configuration describes."""
+    dataset = build_dataset(config)
+    shards = build_shards(config.partition, dataset, config.seed)
+    return Setup(dataset, shards, build_algorithm(config, dataset.info))
+
+
+def build_dataset(config: Config) -> Dataset:
+    """Reads the data set."""
+    return load(config.data.name, Path(config.data.dir) if config.data.dir else None)
+
+
+def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partition.Shards:
+    """Splits the training set over clients."""
+    labels = dataset.train.y.numpy()
+    rng = numpy_generator(seed, "partition")
+    if config.scheme == "iid":
+        return partition.iid(len(labels), config.clients, rng)
+    if config.scheme == "classes":
+        return partition.by_classes(labels, config.clients, config.classes_per_client, rng)
+    return partition.dirichlet(
+        labels,
+        config.clients,
+        config.alpha,
+        config.min_examples,
+        rng,
+        balanced=config.scheme == "dirichlet",
+    )
+
+
+def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> Model:
+    """Returns the model for images of a shape."""
+    if config.name == "resnet18":
+        return ResNet18(shape, num_classes, config.norm)
+    return ConvNet(shape, num_classes, config.width, config.depth, config.norm)
+
+
+def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
+    """Returns the algorithm with its settings."""
+    synthesis, server = config.synthesis, config.server
+    return FedDM(
+        model=build_model(config.model, info.shape, len(info.classes)),
+        synthesis=Synthesis(
+            images_per_class=synthesis.images_per_class,
+            steps=synthesis.steps,
+            lr=synthesis.lr,
+            momentum=synthesis.momentum,
+            networks=None if synthesis.networks == "fresh" else synthesis.networks,
+            real_batch=None if synthesis.real_batch == "all" else synthesis.real_batch,
+            radius=synthesis.radius,
+            start=synthesis.start,
+            min_class_size=synthesis.min_class_size,
+        ),
+        server_sgd=SGD(
+            lr=server.lr,
+            epochs=server.epochs,
+            batch_size=server.batch_size,
+            momentum=server.momentum,
+            weight_decay=server.weight_decay,
+        ),
+        server_radius=server.radius,
+        weighting=server.weighting,
+    )
+
+
+def num_workers(config: RuntimeConfig, cohort: int) -> int:
+    """Returns how many processes to use: never more than there are clients in a round."""
+    if config.workers != "auto":
+        return min(config.workers, cohort)
+    # The cores that this process may use, which in a container are fewer than the machine has.
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(cores, cohort)
+
+
+def fingerprint(setup: Setup) -> str:
+    """Returns a digest of the data and of their split, to know them again."""
+    digest = hashlib.blake2b(digest_size=16)
+    for examples in (setup.dataset.train, setup.dataset.test):
+        digest.update(examples.x.numpy().data)
+        digest.update(examples.y.numpy().data)
+    for shard in setup.shards:
+        digest.update(len(shard).to_bytes(8, "little"))
+        digest.update(shard.data)
+    return digest.hexdigest()

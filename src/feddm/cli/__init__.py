@@ -1,0 +1,67 @@
+"""The command line: arguments, files, exit codes.
+
+Each command is a few lines that call one function. Whatever is slow to import is imported
+inside the command that needs it, so that help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from feddm.cli import config, data, partition, run
+from feddm.errors import FedDMError
+
+app = typer.Typer(
+    name="feddm",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Begin with [bold]feddm run[/bold]: it needs nothing and takes about a minute.",
+)
+
+RUNNING, LOOKING = "Run", "Look"
+app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
+app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
+app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
+app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)
+app.add_typer(data.app, name="data", rich_help_panel=LOOKING, epilog=data.EXAMPLES)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"feddm {version('feddm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def feddm(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Federated learning with few, small messages.
+
+    Clients learn small synthetic data sets that match their own data near the current model,
+    and send those; the server trains on the union.
+    """
+
+
+def main() -> None:
+    """Runs the command line: an error that the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except FedDMError as error:
+        print(f"feddm: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("feddm: interrupted", file=sys.stderr)
+        sys.exit(130)

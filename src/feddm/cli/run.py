@@ -1,0 +1,114 @@
+"""``feddm run`` and ``feddm resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddm.cli import options
+
+if TYPE_CHECKING:
+    from feddm.cli.display import Display
+
+RUN_EXAMPLES = """\
+Examples: [bold]feddm run[/bold]
+
+[bold]feddm run --dataset mnist --alpha 0.1 --rounds 3 --out runs/skewed[/bold]
+
+[bold]feddm run --dataset cifar10 --preset paper --set server.momentum=0.9[/bold]"""
+
+RESUME_EXAMPLES = "Example: [bold]feddm resume runs/feddm-digits-1[/bold]"
+
+
+def run(
+    config: options.ConfigFile = None,
+    algorithm: options.Algorithm = None,
+    dataset: options.Dataset = None,
+    clients: options.Clients = None,
+    alpha: options.Alpha = None,
+    rounds: options.Rounds = None,
+    participation: options.Participation = None,
+    width: options.Width = None,
+    ipc: options.Ipc = None,
+    seed: options.Seed = None,
+    workers: options.Workers = None,
+    data_dir: options.DataDir = None,
+    preset: options.Preset = None,
+    settings: options.Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New run directory; else the next free one in runs/.")
+    ] = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Run a federation from start to end.
+
+    Without options: FedDM on the embedded digits, ten clients, a minute on two cores. Results,
+    model, synthetic sets and a checkpoint of every round go into a run directory.
+    """
+    resolved = options.resolved(
+        config,
+        preset,
+        settings,
+        algorithm=algorithm,
+        dataset=dataset,
+        clients=clients,
+        alpha=alpha,
+        rounds=rounds,
+        participation=participation,
+        width=width,
+        ipc=ipc,
+        seed=seed,
+        workers=workers,
+        data_dir=data_dir,
+    )
+    from feddm.api import execute
+    from feddm.rundir import next_free
+
+    directory = out or next_free(Path("runs"), f"{resolved.algorithm}-{resolved.data.name}")
+    with _shown(directory, quiet, json) as display:
+        display.finished(execute(resolved, directory, display))
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Its run directory.")],
+    workers: options.Workers = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Continue a run that was interrupted.
+
+    It goes on after the last whole round, and ends with the same bits as if it had never
+    stopped.
+    """
+    number = None if workers is None else options.number_of_workers(workers)
+    from feddm import api
+
+    with _shown(directory, quiet, json) as display:
+        result = api.resume(directory, workers=number, data_dir=data_dir, observer=display)
+        display.finished(result)
+
+
+@contextmanager
+def _shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
+    """Gives the display that was asked for, and says how to go on after Ctrl-C."""
+    from rich.console import Console
+
+    from feddm.cli.display import Display, JsonDisplay, TextDisplay
+
+    display = Display() if quiet else JsonDisplay() if json else TextDisplay(Console())
+    try:
+        with display:
+            yield display
+    except KeyboardInterrupt:
+        if (directory / "config.toml").exists():
+            Console(stderr=True, soft_wrap=True).print(
+                f"Interrupted. Continue with: feddm resume {directory}", markup=False
+            )
+            raise typer.Exit(130) from None
+        raise

@@ -1,0 +1,319 @@
+"""The configuration: frozen models, values in, `ConfigError` out.
+
+Layers, later wins: the preset named in a file, the file, ``--preset``, options, ``--set``. What
+comes out is complete: written as TOML and read again it gives the same run, whatever the
+presets become.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from feddm.errors import ConfigError
+from feddm.presets import PRESETS, merged, preset_values
+
+# Options that people change often, and the keys that they set.
+OPTIONS = {
+    "algorithm": "algorithm",
+    "dataset": "data.name",
+    "clients": "partition.clients",
+    "alpha": "partition.alpha",
+    "rounds": "rounds",
+    "participation": "participation",
+    "width": "model.width",
+    "ipc": "synthesis.images_per_class",
+    "seed": "seed",
+    "workers": "runtime.workers",
+    "data_dir": "data.dir",
+}
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, complete, and with no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which data set is learned."""
+
+    name: str = Field(description="Name of the data set; `feddm data list` shows them.")
+    dir: str = Field("", description="Its folder; empty: FEDDM_DATA or the cache folder.")
+
+
+class PartitionConfig(Section):
+    """How the training set is split over clients."""
+
+    scheme: Literal["dirichlet", "dirichlet-plain", "iid", "classes"] = Field(
+        description="dirichlet: as NIID-Bench does it; dirichlet-plain: without its balancing."
+    )
+    clients: PositiveInt = Field(description="Number of clients.")
+    alpha: PositiveFloat = Field(description="Dirichlet concentration; small is skewed.")
+    min_examples: NonNegativeInt = Field(
+        10, description="Dirichlet splits are drawn again until every client has so many."
+    )
+    classes_per_client: PositiveInt = Field(2, description="For the scheme `classes`.")
+
+
+class ModelConfig(Section):
+    """What is trained."""
+
+    name: Literal["convnet", "resnet18"] = Field(description="Architecture.")
+    width: PositiveInt = Field(description="Channels of the ConvNet.")
+    depth: Annotated[int, Field(ge=1, le=6)] = Field(description="Blocks of the ConvNet.")
+    norm: Literal["instance", "group"] = Field(description="Normalization layers.")
+
+
+class SynthesisConfig(Section):
+    """How a client of FedDM learns its synthetic images."""
+
+    images_per_class: PositiveInt = Field(description="Synthetic images a class (ipc).")
+    steps: NonNegativeInt = Field(description="Steps on the images (T); 0 sends the start.")
+    lr: PositiveFloat = Field(description="Learning rate on the images (eta_c).")
+    momentum: Fraction = Field(description="Momentum on the images.")
+    networks: PositiveInt | Literal["fresh"] = Field(
+        description="Networks sampled once and used in turn; fresh: a new one every step."
+    )
+    real_batch: PositiveInt | Literal["all"] = Field(
+        description="Real images of a class that a network sees."
+    )
+    radius: NonNegativeFloat = Field(description="Distance of the networks from w_r (rho).")
+    start: Literal["real", "noise"] = Field(description="First images: real ones or noise.")
+    min_class_size: PositiveInt = Field(
+        description="A client leaves out a class with fewer real images."
+    )
+
+
+class ServerConfig(Section):
+    """How the server trains on the union of the synthetic sets."""
+
+    lr: PositiveFloat = Field(description="Learning rate (eta_s).")
+    epochs: PositiveInt = Field(description="Passes over the union.")
+    batch_size: PositiveInt = Field(description="Synthetic images a step.")
+    momentum: Fraction = Field(description="Momentum of SGD.")
+    weight_decay: NonNegativeFloat = Field(description="Weight decay of SGD.")
+    radius: PositiveFloat = Field(description="The weights stay so near to w_r (rho).")
+    weighting: Literal["synthetic", "examples"] = Field(
+        description="synthetic: every image counts the same; examples: by what it stands for."
+    )
+
+
+class RuntimeConfig(Section):
+    """Where the work is done; the number of workers does not change results."""
+
+    workers: PositiveInt | Literal["auto"] = Field(
+        "auto", description="Worker processes for clients; auto: one for each core."
+    )
+    server_threads: PositiveInt = Field(
+        1, description="Threads of server training and evaluation; another number, other bits."
+    )
+
+
+class Config(Section):
+    """Everything that decides what a run computes."""
+
+    algorithm: Literal["feddm"] = Field("feddm", description="What clients and server do.")
+    preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
+    seed: NonNegativeInt = Field(0, description="Everything random comes from it.")
+    rounds: PositiveInt = Field(description="Rounds of communication.")
+    participation: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="Share of the clients that takes part in a round."
+    )
+    data: DataConfig
+    partition: PartitionConfig
+    model: ModelConfig
+    synthesis: SynthesisConfig
+    server: ServerConfig
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    def to_toml(self) -> str:
+        """Returns the whole configuration as TOML."""
+        return tomli_w.dumps(self.model_dump())
+
+
+def resolve(
+    file: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Config:
+    """Returns the complete configuration.
+
+    Args:
+        file: Values from a TOML file.
+        preset: Value of ``--preset``.
+        options: Values of the other options by their names in `OPTIONS`; ``None`` is not given.
+        settings: Values of ``--set`` by their keys, as ``{"partition.clients": 10}``.
+    """
+    over: dict[str, Any] = {}
+    for option, value in (options or {}).items():
+        if value is not None:
+            _assign(over, OPTIONS[option], value)
+    for key, value in (settings or {}).items():
+        _assign(over, key, value)
+
+    given = merged(file or {}, over)
+    name = over.get("preset") or preset or given.get("preset") or "quick"
+    if name not in PRESETS:
+        raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    data = given.get("data")
+    dataset = str(data.get("name", "digits")) if isinstance(data, Mapping) else "digits"
+    under = merged({"data": {"name": dataset}}, preset_values(name, dataset))
+    # A preset that is asked for beside a file lies over it; one inside the file lies under it.
+    values = merged(merged(file or {}, under) if preset else merged(under, file or {}), over)
+    try:
+        return Config.model_validate(values | {"preset": name})
+    except ValidationError as error:
+        raise ConfigError(_sentence(error.errors()[0], values)) from None
+
+
+def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
+    """Returns ``--set`` values by their keys; what is not TOML is a text.
+
+    >>> parse_settings(["server.lr=0.1", "synthesis.networks=fresh"])
+    {'server.lr': 0.1, 'synthesis.networks': 'fresh'}
+    """
+    settings = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, got {assignment!r}")
+        settings[key.strip()] = _toml_value(value.strip())
+    return settings
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Returns the values of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def schema() -> str:
+    """Returns the JSON schema of the configuration."""
+    return json.dumps(Config.model_json_schema(), indent=2)
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        below = values.setdefault(table, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key} cannot be set: {table} is a value, not a section")
+        values = below
+    values[last] = value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _sentence(error: ErrorDetails, values: Mapping[str, Any]) -> str:
+    """Returns one line that names the key, the value and what is allowed."""
+    path = [str(part) for part in error["loc"]]
+    # For a field of two types pydantic names the type behind the key; a user knows only the
+    # key.
+    while len(path) > 1 and _section_of(path[:-1]) is None:
+        path.pop()
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = sorted(_fields(path[:-1]))
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"unknown key {key}{hint}; known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    if key == "model.norm" and error["input"] == "batch":
+        return (
+            "model.norm cannot be batch: batch statistics mix examples, differ between "
+            "clients and void class means and privacy; use instance or group"
+        )
+    return f"{key} must be {_allowed(path)}, got {_value_at(values, path)!r}"
+
+
+def _section_of(path: list[str]) -> type[BaseModel] | None:
+    section: type[BaseModel] = Config
+    for part in path:
+        field = section.model_fields.get(part)
+        kind = field.annotation if field else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        section = kind
+    return section
+
+
+def _fields(path: list[str]) -> Iterable[str]:
+    section = _section_of(path)
+    return section.model_fields if section else ()
+
+
+def _allowed(path: list[str]) -> str:
+    """Returns in words what a key may be.
+
+    >>> _allowed(["rounds"])
+    'a whole number of at least 1'
+    >>> _allowed(["synthesis", "networks"])
+    'a whole number of at least 1 or fresh'
+    >>> _allowed(["participation"])
+    'a number above 0 and at most 1'
+    """
+    if _section_of(path) is not None:
+        return "a section"
+    section = _section_of(path[:-1])
+    assert section is not None
+    rule = section.model_json_schema()["properties"][path[-1]]
+    return " or ".join(_words(option) for option in rule.get("anyOf", [rule]))
+
+
+def _words(rule: Mapping[str, Any]) -> str:
+    if "const" in rule:
+        return str(rule["const"])
+    if "enum" in rule:
+        return "one of " + ", ".join(rule["enum"])
+    kind = {"integer": "a whole number", "number": "a number", "string": "a text"}[rule["type"]]
+    if "exclusiveMinimum" in rule:
+        positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
+        low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"
+    elif "minimum" in rule:
+        low = f"of at least {rule['minimum']:g}"
+    else:
+        low = ""
+    if "exclusiveMaximum" in rule:
+        high = f"below {rule['exclusiveMaximum']:g}"
+    elif "maximum" in rule:
+        high = f"at most {rule['maximum']:g}"
+    else:
+        high = ""
+    return " ".join(filter(None, [kind, " and ".join(filter(None, [low, high]))]))
+
+
+def _value_at(values: Any, path: list[str]) -> Any:
+    for part in path:
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values

@@ -1,0 +1,1 @@
+"""Data sets: their files, their examples and their split over clients."""

@@ -1,0 +1,216 @@
+"""Data sets on disk: where they are, whether they are whole, and their examples.
+
+Every function takes the name of a data set or a `DatasetInfo` of one's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import platformdirs
+
+from feddm.data import files
+from feddm.data.catalog import DataFile, DatasetInfo, Layout, describe
+from feddm.errors import DataError
+
+if TYPE_CHECKING:
+    from feddm.data.examples import Examples
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory: uint8 images at their own size, with their normalization."""
+
+    info: DatasetInfo
+    train: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a data set lies, or may lie, and in which layout.
+
+    Args:
+        info: The data set.
+        root: The data folder.
+        layout: How the files lie below it.
+    """
+
+    info: DatasetInfo
+    root: Path
+    layout: Layout
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.layout.folder
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The names of the files that are not there; empty if the data set is complete."""
+        return tuple(file.name for file in self.layout.files if self.path(file) is None)
+
+    def path(self, file: DataFile) -> Path | None:
+        """Returns where a file is, gzipped or not, or ``None`` if it is not there.
+
+        The gzipped one comes first, because it is the one that a download replaces.
+        """
+        path = self.folder / file.name
+        gzipped = [path.with_name(f"{path.name}.gz")] if file.format.startswith("idx") else []
+        return next(filter(self._exists, [*gzipped, path]), None)
+
+    def read(self, file: DataFile) -> files.Part:
+        """Returns the images and labels of a file; a `DataError` says what is wrong with it."""
+        path = self.path(file)
+        if path is None:
+            raise DataError(f"{self.folder} lacks {file.name}; {self.remedy('get it with')}")
+        shape, num_classes = self.info.shape, len(self.info.classes)
+        try:
+            content = files.read(path)
+            if file.format.endswith("pickle"):  # nothing but the published file is unpickled
+                files.verify(content, file.md5)
+                return files.parse(content, file.format, shape, num_classes)
+            # A checksum that is wrong says less than a length that is wrong.
+            part = files.parse(content, file.format, shape, num_classes)
+            files.verify(content, file.md5)
+            return part
+        except OSError as error:
+            raise self._unreadable(path, error) from None
+        except ValueError as error:
+            raise DataError(f"{path} {error}; {self.remedy('delete it and run')}") from None
+
+    def remedy(self, do: str) -> str:
+        """Returns the end of an error message: what the user can do."""
+        if self.info.builtin:
+            return "reinstall feddm"
+        command = f"feddm data fetch {self.info.name}"
+        if self.root != data_root():
+            command += f" --data-dir {shlex.quote(str(self.root))}"
+        return f"{do} `{command}`"
+
+    def _exists(self, path: Path) -> bool:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self._unreadable(path, error) from None
+        return True
+
+    def _unreadable(self, path: Path, error: OSError) -> DataError:
+        return DataError(
+            f"{path} cannot be read ({error.strerror}); make it readable, "
+            "or name another folder with --data-dir or FEDDM_DATA"
+        )
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """What was found out about one file; `problem` is ``None`` if it is as it should be."""
+
+    file: DataFile
+    path: Path
+    problem: str | None
+
+
+def data_root(data_dir: Path | None = None) -> Path:
+    """Returns the data folder: `data_dir`, else ``FEDDM_DATA``, else the user's cache."""
+    if data_dir is not None:
+        return data_dir
+    if named := os.environ.get("FEDDM_DATA"):
+        return Path(named).expanduser()
+    return platformdirs.user_cache_path("feddm", appauthor=False) / "data"
+
+
+def locate(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Location | None:
+    """Returns where a data set lies, or ``None`` if there is none of its files.
+
+    A complete layout is preferred to one with files `missing`. No file is opened.
+    """
+    places = [place for place in possible_locations(dataset, data_dir) if _holds_any(place)]
+    return min(places, key=lambda place: bool(place.missing), default=None)
+
+
+def possible_locations(
+    dataset: str | DatasetInfo, data_dir: Path | None = None
+) -> tuple[Location, ...]:
+    """Returns one location for each layout, whether or not anything is there."""
+    info = describe(dataset) if isinstance(dataset, str) else dataset
+    root = Path(__file__).parent if info.builtin else data_root(data_dir)
+    return tuple(Location(info, root, layout) for layout in info.layouts)
+
+
+def check(dataset: str | DatasetInfo, data_dir: Path | None = None) -> tuple[FileCheck, ...]:
+    """Returns what is wrong with each file of a data set, if anything; reads them all.
+
+    A data set of which nothing is there is a `DataError`.
+    """
+    return check_files(_located(dataset, data_dir))
+
+
+def check_files(location: Location) -> tuple[FileCheck, ...]:
+    """Returns what is wrong with each file at a location, if anything."""
+    return tuple(_check_file(location, file) for file in location.layout.files)
+
+
+def load(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Dataset:
+    """Returns the examples of a data set; a `DataError` says why not, and what to do."""
+    location = _located(dataset, data_dir)
+    layout, info = location.layout, location.info
+    return Dataset(
+        info,
+        train=_examples(location, layout.train, info.num_train),
+        test=_examples(location, layout.test, info.num_test),
+    )
+
+
+def _located(dataset: str | DatasetInfo, data_dir: Path | None) -> Location:
+    location = locate(dataset, data_dir)
+    if location is not None:
+        return location
+    places = possible_locations(dataset, data_dir)
+    folders = " or ".join(place.layout.folder for place in places)
+    message = (
+        f"{places[0].info.name} is not in {places[0].root} (no {folders}); "
+        f"{places[0].remedy('get it with')}"
+    )
+    if not places[0].info.builtin:
+        message += ", or name the folder that has it with --data-dir or FEDDM_DATA"
+    raise DataError(message)
+
+
+def _holds_any(location: Location) -> bool:
+    return len(location.missing) < len(location.layout.files)
+
+
+def _check_file(location: Location, file: DataFile) -> FileCheck:
+    path = location.folder / file.name
+    try:
+        path = location.path(file) or path
+        location.read(file)
+    except DataError as error:
+        return FileCheck(file, path, str(error))
+    return FileCheck(file, path, None)
+
+
+def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) -> Examples:
+    # Here, because torch takes long to import, and finding and checking files does not need it.
+    import torch
+
+    from feddm.data.examples import Examples, Normalization
+
+    info = location.info
+    images, labels = zip(*(location.read(file) for file in parts), strict=True)
+    x, y = np.concatenate(images), np.concatenate(labels)
+    if not len(x) == len(y) == num_examples:
+        raise DataError(
+            f"{location.folder} has {len(x)} images and {len(y)} labels "
+            f"where {info.name} has {num_examples}; {location.remedy('delete it and run')}"
+        )
+    normalization = Normalization(info.mean, info.std)
+    return Examples(torch.from_numpy(x), torch.from_numpy(y), normalization)

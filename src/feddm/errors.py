@@ -1,0 +1,53 @@
+"""Exceptions.
+
+* FedDMError               what a user can mend; the command line prints it in one line
+  - ConfigError            a value in the configuration cannot be used
+  - DataError              a data set is missing, damaged or not what it should be
+  - PartitionError         the data cannot be split as asked
+  - ModelError             the model cannot be built for these images
+  - UploadError            a client's upload is not what the algorithm expects
+  - EmptyRoundError        no client returned anything to learn from
+  - EngineError            a client could not be run
+  - RunDirectoryError      a run directory cannot be made, read or continued
+  - MissingExtraError      a part of feddm that is not installed
+"""
+
+
+class FedDMError(Exception):
+    """Base of all errors that a user can mend; the message is one line that says how."""
+
+
+class ConfigError(FedDMError):
+    """A value in the configuration cannot be used."""
+
+
+class DataError(FedDMError):
+    """A data set is missing, damaged or not what it should be."""
+
+
+class PartitionError(FedDMError):
+    """The data cannot be split as asked."""
+
+
+class ModelError(FedDMError):
+    """The model cannot be built for these images."""
+
+
+class UploadError(FedDMError):
+    """A client's upload is not what the algorithm expects."""
+
+
+class EmptyRoundError(FedDMError):
+    """No client returned anything to learn from."""
+
+
+class EngineError(FedDMError):
+    """A client could not be run."""
+
+
+class RunDirectoryError(FedDMError):
+    """A run directory cannot be made, read or continued."""
+
+
+class MissingExtraError(FedDMError):
+    """A part of feddm is not installed; the message says how to install it."""

@@ -1,0 +1,34 @@
+"""Round records as JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from feddm.federation import ClientRecord, RoundRecord
+
+
+def to_line(record: RoundRecord) -> str:
+    """Returns the record as one line of JSON; a number that is not finite becomes null."""
+    return json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False)
+
+
+def from_line(line: str) -> RoundRecord:
+    """Returns the record that `to_line` wrote; raises `ValueError` if the line is another."""
+    try:
+        fields = json.loads(line)
+        clients = tuple(ClientRecord(**client) for client in fields.pop("clients"))
+        fields = {key: math.nan if value is None else value for key, value in fields.items()}
+        return RoundRecord(**fields, clients=clients)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a line of results: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

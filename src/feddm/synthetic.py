@@ -1,0 +1,94 @@
+"""Synthetic sets as a file that can be used without the run that made it.
+
+The images are what a model takes. Whoever uses them with other images must normalize those in
+the same way, so the constants are in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from feddm.data.examples import Examples, Normalization
+from feddm.errors import DataError
+from feddm.tensors import Tensors
+
+FORMAT = "feddm-synthetic-1"
+
+
+@dataclass(frozen=True)
+class SyntheticSet:
+    """The synthetic sets of one round.
+
+    Args:
+        examples: Images as a model takes them, and class numbers.
+        clients: The client that each image came from.
+        classes: Names of the classes.
+        normalization: How real pixels must be normalized to go with them.
+    """
+
+    examples: Examples
+    clients: Tensor
+    classes: tuple[str, ...]
+    normalization: Normalization
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def pixels(self) -> Tensor:
+        """Returns the images as uint8 pixels, to look at."""
+        return self.normalization.pixels(self.examples.x)
+
+    def to_bytes(self) -> bytes:
+        """Returns the content of the file: the set with all that is needed to use it."""
+        tensors = {
+            "images": self.examples.x,
+            "labels": self.examples.y,
+            "clients": self.clients,
+        }
+        if self.examples.weight is not None:
+            tensors["weights"] = self.examples.weight
+        metadata = {
+            "format": FORMAT,
+            "classes": json.dumps(self.classes),
+            "mean": json.dumps(self.normalization.mean),
+            "std": json.dumps(self.normalization.std),
+            "use": "images = (pixels / 255 - mean) / std by channel",
+        }
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        return safetensors.torch.save(contiguous, metadata)
+
+
+def from_state(
+    synthetic: Tensors, classes: tuple[str, ...], normalization: Normalization
+) -> SyntheticSet:
+    """Returns the set that an algorithm keeps in its state."""
+    examples = Examples(synthetic["x"], synthetic["y"].long(), weight=synthetic.get("weight"))
+    return SyntheticSet(examples, synthetic["client"], classes, normalization)
+
+
+def load_synthetic(path: str | Path) -> SyntheticSet:
+    """Returns the set that a run wrote as ``synthetic.safetensors``."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path} cannot be read as a synthetic set: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise DataError(f"{path} is not a synthetic set of feddm")
+    normalization = Normalization(
+        tuple(json.loads(metadata["mean"])), tuple(json.loads(metadata["std"]))
+    )
+    examples = Examples(
+        tensors["images"], tensors["labels"].to(torch.int64), weight=tensors.get("weights")
+    )
+    return SyntheticSet(
+        examples, tensors["clients"], tuple(json.loads(metadata["classes"])), normalization
+    )

@@ -1,0 +1,95 @@
+"""Arithmetic on named tensors, and their form as bytes.
+
+One type travels: server state, downloads, uploads, client memory and checkpoints are all
+`Records`, so one function counts them and one pair of functions writes and reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]  # parameter name -> tensor
+Records = Mapping[str, Tensors]  # "params", "control", "examples" -> tensors
+
+
+def zip_map(function: Callable[..., Tensor], *trees: Tensors) -> dict[str, Tensor]:
+    """Returns ``{name: function(first[name], second[name], ...)}``.
+
+    >>> a, b = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([10.0, 20.0])}
+    >>> zip_map(torch.add, a, b)
+    {'w': tensor([11., 22.])}
+    """
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def norm(tensors: Tensors) -> float:
+    """Returns the Euclidean length of all tensors taken as one vector.
+
+    >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])})
+    5.0
+    """
+    # By name, because float addition depends on order, and files do not keep that of a mapping.
+    return math.hypot(
+        *(float(torch.linalg.vector_norm(tensors[name])) for name in sorted(tensors))
+    )
+
+
+def leaves(records: Records) -> Iterator[Tensor]:
+    """Yields every tensor of the records."""
+    for tensors in records.values():
+        yield from tensors.values()
+
+
+def num_floats(records: Records) -> int:
+    """Returns how many floating-point numbers the records hold; labels are integers.
+
+    >>> examples = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.uint8)}
+    >>> num_floats({"examples": examples})
+    6
+    """
+    return sum(t.numel() for t in leaves(records) if t.is_floating_point())
+
+
+def num_bytes(records: Records) -> int:
+    """Returns how many bytes the tensors hold, before anybody adds framing.
+
+    >>> examples = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.uint8)}
+    >>> num_bytes({"examples": examples})
+    26
+    """
+    return sum(t.numel() * t.element_size() for t in leaves(records))
+
+
+def to_bytes(records: Records, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Returns the records in the safetensors format.
+
+    A tensor is named ``record/name``; the name of a record has no slash, that of a tensor may.
+    """
+    flat = {}
+    for record, tensors in records.items():
+        if "/" in record:
+            raise ValueError(f"the name of a record has no slash, got {record!r}")
+        for name, tensor in tensors.items():
+            # A copy of its own for each: safetensors refuses tensors that share storage.
+            flat[f"{record}/{name}"] = tensor.detach().contiguous().clone()
+    return safetensors.torch.save(flat, dict(metadata) if metadata else None)
+
+
+def from_bytes(data: bytes) -> dict[str, dict[str, Tensor]]:
+    """Returns the records that `to_bytes` wrote; nothing in them is executed.
+
+    >>> records = {"params": {"block/weight": torch.ones(2)}}
+    >>> from_bytes(to_bytes(records))
+    {'params': {'block/weight': tensor([1., 1.])}}
+    """
+    records: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in sorted(safetensors.torch.load(data).items()):
+        record, _, name = key.partition("/")
+        records.setdefault(record, {})[name] = tensor
+    return records

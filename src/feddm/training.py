@@ -1,0 +1,145 @@
+"""The one SGD loop: clients of the averaging methods and the server of FedDM use it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddm.data.examples import Batch, Examples
+from feddm.models import Model
+from feddm.tensors import Tensors, norm, zip_map
+
+# Activations of more images than this leave the cache, and every pass then waits for memory.
+CHUNK = 32
+
+Tick = Callable[[float], None]  # told the fraction of a piece of work that is done
+Gradient = Callable[[Model, Tensors, Batch], tuple[dict[str, Tensor], float]]
+Project = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Settings of stochastic gradient descent; ``momentum = 0`` is the plain one."""
+
+    lr: float
+    epochs: int
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Parameters after training, the mean loss of the last epoch, and the steps it took."""
+
+    params: dict[str, Tensor]
+    loss: float
+    steps: int
+
+
+def ignore(fraction: float) -> None:
+    """A `Tick` that tells nobody."""
+    del fraction
+
+
+def unchanged(params: Tensors) -> Tensors:
+    """A `Project` that leaves the parameters where they are."""
+    return params
+
+
+def train(
+    model: Model,
+    params: Tensors,
+    data: Examples,
+    sgd: SGD,
+    rng: torch.Generator,
+    *,
+    gradient: Gradient | None = None,
+    project: Project = unchanged,
+    tick: Tick = ignore,
+) -> Trained:
+    """Returns the parameters after ``sgd.epochs`` passes over the data in random order.
+
+    Args:
+        model: What is trained.
+        params: Where training starts; they are left as they are.
+        data: What is learned.
+        sgd: How.
+        rng: Draws the order of the examples.
+        gradient: The only function that sees examples; by default `mean_gradient`.
+        project: Applied after every step, as to stay in a ball.
+        tick: Told how far training is.
+    """
+    gradient = gradient or mean_gradient
+    params = {name: tensor.detach().clone() for name, tensor in params.items()}
+    velocity: dict[str, Tensor] | None = None
+    loss, steps = float("nan"), 0
+    for epoch in range(sgd.epochs):
+        total = 0.0
+        for index in shuffled_batches(len(data), sgd.batch_size, rng):
+            grads, batch_loss = gradient(model, params, data[index])
+            total += batch_loss * len(index)
+            if sgd.weight_decay:
+                grads = zip_map(lambda g, w: g.add_(w, alpha=sgd.weight_decay), grads, params)
+            if sgd.momentum and velocity is not None:
+                grads = zip_map(lambda v, g: v.mul_(sgd.momentum).add_(g), velocity, grads)
+            velocity = grads
+            params = zip_map(lambda w, g: w.sub_(g, alpha=sgd.lr), params, grads)
+            params = dict(project(params))
+            steps += 1
+        loss = total / len(data)
+        tick((epoch + 1) / sgd.epochs)
+    return Trained(params, loss, steps)
+
+
+def shuffled_batches(num: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yields the numbers below `num` in random order; the last batch may be short."""
+    yield from torch.randperm(num, generator=rng).split(batch_size)
+
+
+def mean_gradient(
+    model: Model, params: Tensors, batch: Batch
+) -> tuple[dict[str, Tensor], float]:
+    """Returns gradient and value of the mean cross entropy over a batch.
+
+    With weights it is ``mean_i weight_i loss_i``: weights that average 1 over the whole data
+    give its weighted mean.
+    """
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+    total = 0.0
+    grads: dict[str, Tensor] | None = None
+    for start in range(0, len(batch.y), CHUNK):
+        part = slice(start, start + CHUNK)
+        losses = F.cross_entropy(
+            model(leaves, batch.x[part]).logits, batch.y[part], reduction="none"
+        )
+        if batch.weight is not None:
+            losses = losses * batch.weight[part]
+        loss = losses.sum() / len(batch.y)
+        chunk = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        grads = chunk if grads is None else zip_map(Tensor.add_, grads, chunk)
+        total += loss.item()
+    if grads is None:
+        raise ValueError("a batch has at least one example")
+    return grads, total
+
+
+def ball(center: Tensors, radius: float) -> Project:
+    """Returns the projection onto ``|w - center| <= radius``, all parameters as one vector.
+
+    >>> project = ball({"w": torch.tensor([1.0, 0.0])}, radius=2.0)
+    >>> project({"w": torch.tensor([1.0, 4.0])})
+    {'w': tensor([1., 2.])}
+    """
+
+    def project(params: Tensors) -> Tensors:
+        distance = norm(zip_map(torch.sub, params, center))
+        if distance <= radius:
+            return params
+        return zip_map(lambda w, c: torch.lerp(c, w, radius / distance), params, center)
+
+    return project
