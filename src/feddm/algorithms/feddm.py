@@ -137,7 +137,8 @@ class FedDM:
         if (y.long() < 0).any() or (y.long() >= self.model.num_classes).any():
             raise UploadError(f"labels are below {self.model.num_classes}")
         weight = upload["examples"].get("weight", torch.ones(len(x)))
-        if weight.dtype != torch.float32 or weight.shape != y.shape or not (weight > 0).all():
+        positive = weight.isfinite() & (weight > 0)
+        if weight.dtype != torch.float32 or weight.shape != y.shape or not positive.all():
             raise UploadError("an upload has one positive float32 weight an image")
 
     def aggregate(

@@ -178,9 +178,13 @@ class _Bar:
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
     """Keeps a logger from telling what the caller of `fetch` tells."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+
+    def matters(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    # Not by its level, because pooch's logger is unregistered and caches what the level was.
+    logger.addFilter(matters)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(matters)

@@ -1,0 +1,254 @@
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from toy import TwoParameters, pixels, point
+
+from feddm.algorithms.base import Upload
+from feddm.algorithms.feddm import FedDM, Synthesis, classes_of, label_dtype, union
+from feddm.data.examples import Examples, Normalization
+from feddm.errors import EmptyRoundError, UploadError
+from feddm.models import ConvNet
+from feddm.seeding import generator
+from feddm.tensors import Records, norm, num_bytes, num_floats, zip_map
+from feddm.training import SGD, ignore
+
+PAPER = Synthesis(
+    images_per_class=10,
+    steps=0,
+    lr=1.0,
+    momentum=0.0,
+    networks=None,
+    real_batch=256,
+    radius=5.0,
+    start="real",
+    min_class_size=10,
+)
+SERVER = SGD(lr=0.01, epochs=1, batch_size=256)
+
+
+def feddm(
+    model: Any = None, server_radius: float = 5.0, weighting: Any = "synthetic", **s: Any
+) -> FedDM:
+    model = model or ConvNet((1, 8, 8), 10, width=4, depth=2)
+    return FedDM(model, dataclasses.replace(PAPER, **s), SERVER, server_radius, weighting)
+
+
+def client(counts: dict[int, int], shape: tuple[int, int, int] = (1, 8, 8)) -> Examples:
+    """Returns random images with so many of each class."""
+    y = torch.tensor([label for label, count in counts.items() for _ in range(count)])
+    x = torch.randint(0, 256, (len(y), *shape), dtype=torch.uint8)
+    return Examples(x, y, Normalization((0.3,) * shape[0], (0.4,) * shape[0]))
+
+
+def local(algorithm: FedDM, data: Examples, seed: int = 0) -> Records:
+    download = {"params": algorithm.model.init(generator(0, "test"))}
+    result = algorithm.local(download, data, {}, generator(seed, "client"), ignore)
+    algorithm.check(result.upload)
+    assert not result.memory
+    return result.upload
+
+
+def test_no_step_sends_real_images_of_the_right_classes() -> None:
+    data = client({2: 30, 5: 12})
+    examples = local(feddm(), data)["examples"]
+    assert examples["y"].tolist() == [2] * 10 + [5] * 10
+    inputs = data[torch.arange(len(data))].x
+    for image, label in zip(examples["x"], examples["y"], strict=True):
+        matches = (inputs == image).flatten(1).all(1).nonzero().flatten()
+        assert len(matches) == 1
+        assert data.y[matches] == label
+    distinct = {image.numpy().tobytes() for image in examples["x"]}
+    assert len(distinct) == 20
+
+
+def test_steps_start_from_what_no_step_sends() -> None:
+    data = client({2: 30, 5: 12})
+    start = local(feddm(), data)["examples"]
+    nearly = local(feddm(steps=3, lr=1e-9, networks=2), data)["examples"]
+    torch.testing.assert_close(nearly["x"], start["x"], rtol=0, atol=1e-6)
+    learned = local(feddm(steps=3, lr=100.0, networks=2), data)["examples"]
+    assert (learned["x"] - start["x"]).abs().max() > 1e-3
+
+
+def test_upload_of_cifar10_is_3072_floats_an_image_and_a_byte_a_label() -> None:
+    data = client({0: 10, 3: 11, 9: 25, 4: 9}, (3, 32, 32))
+    upload = local(feddm(ConvNet((3, 32, 32), 10, width=2)), data)
+    pairs = 3  # class 4 has fewer than ten images
+    assert num_floats(upload) == pairs * 10 * 3072
+    assert num_bytes(upload) == pairs * 10 * (3072 * 4 + 1)
+
+
+def test_a_class_with_few_images_sends_what_it_has() -> None:
+    examples = local(feddm(min_class_size=1), client({1: 3, 2: 40}))["examples"]
+    assert examples["y"].tolist() == [1] * 3 + [2] * 10
+
+
+def test_a_client_without_any_class_sends_nothing() -> None:
+    upload = local(feddm(), client({1: 3}))
+    assert upload["examples"]["x"].shape == (0, 1, 8, 8)
+    assert num_bytes(upload) == 0
+
+
+def test_noise_start_does_not_look_at_the_images() -> None:
+    first, second = (
+        local(feddm(start="noise", min_class_size=1), client({1: 3, 7: 20}))["examples"]
+        for _ in range(2)
+    )
+    assert torch.equal(first["x"], second["x"])
+    assert first["y"].tolist() == [1] * 10 + [7] * 10
+
+
+def test_networks_are_used_in_turn() -> None:
+    # With radius 0 all networks are alike, so a pool of one is the same as fresh ones.
+    data = client({2: 30, 5: 12})
+    same = dict(steps=4, lr=10.0, radius=0.0, real_batch=None)
+    fresh, pool = (local(feddm(networks=n, **same), data)["examples"]["x"] for n in (None, 1))
+    assert torch.equal(fresh, pool)
+
+
+def test_matching_brings_the_means_together() -> None:
+    data = client({2: 60, 5: 60})
+    algorithm = feddm(steps=60, lr=2.0, networks=5)
+    download = {"params": algorithm.model.init(generator(0, "test"))}
+    metrics = algorithm.local(download, data, {}, generator(0, "client"), ignore).metrics
+    assert metrics["last_loss"] < 0.5 * metrics["first_loss"]
+    assert metrics["classes"] == 2
+    assert metrics["images"] == 20
+
+
+def upload(client: int, x: torch.Tensor, *labels: int, **more: torch.Tensor) -> Upload:
+    examples = {"x": x, "y": torch.tensor(labels, dtype=torch.uint8), **more}
+    return Upload(client, {"examples": examples})
+
+
+def aggregated(weighting: str, radius: float, *uploads: Upload) -> dict[str, torch.Tensor]:
+    algorithm = FedDM(TwoParameters(), PAPER, SGD(1.0, 1, 256), radius, weighting)  # type: ignore[arg-type]
+    state = algorithm.init(point(0.5, 2.0))
+    return dict(algorithm.aggregate(state, uploads, generator(0, "s"), ignore)["params"])
+
+
+def test_server_step_by_hand() -> None:
+    # At a = .5, b = 2 the logit is z = x. The losses of x = 1 in class 0 and x = -1 in class 1
+    # have slopes s(1) - 1 = -q and s(-1) = q by z, and dz/da = 2 x, dz/db = x / 2. The mean
+    # gradient is (-2 q, -q / 2) and one step with rate 1 goes against it.
+    q = 1 / (1 + torch.e)
+    params = aggregated("synthetic", 5.0, upload(0, pixels(1.0), 0), upload(3, pixels(-1.0), 1))
+    assert float(params["a"]) == pytest.approx(0.5 + 2 * q)
+    assert float(params["b"]) == pytest.approx(2 + q / 2)
+
+
+def test_server_stays_in_the_ball() -> None:
+    # The same step, of length q sqrt(4 + 1/4), cut to .1.
+    params = aggregated("synthetic", 0.1, upload(0, pixels(1.0), 0), upload(3, pixels(-1.0), 1))
+    assert norm(zip_map(torch.sub, params, point(0.5, 2.0))) == pytest.approx(0.1)
+    assert float(params["a"]) == pytest.approx(0.5 + 0.1 * 2 / 4.25**0.5)
+
+
+def test_weighting_by_examples_is_the_mean_over_real_examples() -> None:
+    # One image stands for three real ones, the other for one: as if it were there three times.
+    three, one = torch.tensor([3.0]), torch.tensor([1.0])
+    weighted = aggregated(
+        "examples",
+        5.0,
+        upload(0, pixels(1.0), 0, weight=three),
+        upload(1, pixels(2.0), 1, weight=one),
+    )
+    repeated = aggregated(
+        "synthetic", 5.0, upload(0, pixels(1.0, 1.0, 1.0), 0, 0, 0), upload(1, pixels(2.0), 1)
+    )
+    for name in weighted:
+        torch.testing.assert_close(weighted[name], repeated[name])
+
+
+def test_weights_are_class_sizes_over_images() -> None:
+    examples = local(feddm(weighting="examples"), client({2: 30, 5: 12}))["examples"]
+    assert examples["weight"].tolist() == pytest.approx([3.0] * 10 + [1.2] * 10)
+
+
+def test_nothing_to_learn_from_is_an_error() -> None:
+    with pytest.raises(EmptyRoundError, match="min_class_size"):
+        aggregated("synthetic", 5.0, upload(0, torch.empty(0, 1, 1, 1)))
+    with pytest.raises(EmptyRoundError):
+        aggregated("synthetic", 5.0)
+
+
+def test_union_names_the_client() -> None:
+    both = union([upload(4, pixels(1.0, 2.0), 0, 1), upload(7, pixels(3.0), 1)])
+    assert both["client"].tolist() == [4, 4, 7]
+    assert both["x"].flatten().tolist() == [1, 2, 3]
+    assert both["y"].tolist() == [0, 1, 1]
+
+
+GOOD: dict[str, torch.Tensor] = {
+    "x": torch.zeros(2, 1, 8, 8),
+    "y": torch.zeros(2, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize(
+    ("examples", "says"),
+    [
+        ({"x": GOOD["x"]}, "no more"),
+        (GOOD | {"z": GOOD["x"]}, "no more"),
+        (GOOD | {"x": GOOD["x"].double()}, "float64"),
+        (GOOD | {"x": torch.zeros(2, 1, 9, 9)}, "9, 9"),
+        (GOOD | {"x": torch.zeros(101, 1, 8, 8)}, "at most 100"),
+        (GOOD | {"x": torch.full((2, 1, 8, 8), torch.nan)}, "finite"),
+        (GOOD | {"y": torch.zeros(3, dtype=torch.uint8)}, "one label"),
+        (GOOD | {"y": torch.zeros(2, dtype=torch.int64)}, "smallest type"),
+        (GOOD | {"y": torch.tensor([0, 10], dtype=torch.uint8)}, "below 10"),
+    ],
+)
+def test_wrong_uploads_are_refused(examples: dict[str, torch.Tensor], says: str) -> None:
+    feddm().check({"examples": GOOD})
+    with pytest.raises(UploadError, match=says):
+        feddm().check({"examples": examples})
+
+
+def test_other_records_and_weights_are_refused() -> None:
+    with pytest.raises(UploadError, match="no more"):
+        feddm().check({"examples": GOOD, "more": {}})
+    weighted = feddm(weighting="examples")
+    with pytest.raises(UploadError, match="weight"):
+        weighted.check({"examples": GOOD})
+    with pytest.raises(UploadError, match="positive"):
+        weighted.check({"examples": GOOD | {"weight": torch.tensor([1.0, -1.0])}})
+    weighted.check({"examples": GOOD | {"weight": torch.ones(2)}})
+
+
+def test_infinite_weights_are_refused() -> None:
+    with pytest.raises(UploadError, match="weight"):
+        feddm(weighting="examples").check(
+            {"examples": GOOD | {"weight": torch.tensor([1.0, torch.inf])}}
+        )
+
+
+def test_local_leaves_its_arguments_unchanged() -> None:
+    algorithm = feddm(steps=2, networks=1)
+    data = client({2: 30})
+    params = algorithm.model.init(generator(0, "test"))
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    pictures = data.x.clone()
+    algorithm.local({"params": params}, data, {}, generator(0, "c"), ignore)
+    assert torch.equal(data.x, pictures)
+    assert all(torch.equal(params[name], before[name]) for name in before)
+
+
+def test_it_pickles_and_compares() -> None:
+    assert pickle.loads(pickle.dumps(feddm())) == feddm()
+    assert feddm(steps=1) != feddm(steps=2)
+
+
+def test_label_types() -> None:
+    assert label_dtype(256) == torch.uint8
+    assert label_dtype(257) == torch.int32
+
+
+def test_classes_below_the_size_are_left_out() -> None:
+    labels = torch.tensor([3] * 10 + [1] * 9 + [0] * 11)
+    classes, by_class = classes_of(labels, 10)
+    assert classes == [0, 3]
+    assert [index.tolist() for index in by_class] == [list(range(19, 30)), list(range(10))]

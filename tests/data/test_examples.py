@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from feddm.data.examples import Examples, Normalization
+
+HALF = Normalization(mean=(0.5, 0.25), std=(0.5, 0.25))
+
+
+def test_normalization_by_hand() -> None:
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 2, 1, 2)
+    # (0 - .5) / .5 and (1 - .5) / .5; (0 - .25) / .25 and (1 - .25) / .25
+    assert HALF.inputs(pixels).flatten().tolist() == pytest.approx([-1, 1, -1, 3])
+
+
+def test_every_pixel_value_comes_back() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(1, 2, 1, 1)
+    assert torch.equal(HALF.pixels(HALF.inputs(pixels)), pixels)
+
+
+def test_pixels_outside_of_the_range_are_cut() -> None:
+    inputs = torch.tensor([-9.0, 9.0]).view(1, 1, 1, 2).repeat(1, 2, 1, 1)
+    assert HALF.pixels(inputs).flatten().tolist() == [0, 255, 0, 255]
+
+
+def test_choosing_examples() -> None:
+    x = torch.arange(8, dtype=torch.uint8).view(4, 2, 1, 1)
+    data = Examples(x, torch.tensor([5, 6, 7, 8]), HALF, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    index = torch.tensor([2, 0])
+    batch = data[index]
+    assert torch.equal(batch.x, HALF.inputs(x[index]))
+    assert batch.y.tolist() == [7, 5]
+    assert batch.weight is not None
+    assert batch.weight.tolist() == [3, 1]
+    part = data.subset(index)
+    assert part.x.dtype == torch.uint8
+    assert len(part) == 2
+    assert torch.equal(part[torch.tensor([0, 1])].x, batch.x)
+
+
+def test_inputs_are_taken_as_they_are() -> None:
+    data = Examples(torch.randn(3, 1, 2, 2), torch.tensor([0, 1, 0]))
+    assert torch.equal(data[torch.tensor([1])].x, data.x[1:2])
+    assert data[torch.tensor([1])].weight is None

@@ -1,0 +1,181 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import TwoParameters, pixels, point
+
+from feddm.data.examples import Examples, Normalization
+from feddm.matching import (
+    ClassMeans,
+    Target,
+    class_means,
+    draw_members,
+    fresh_targets,
+    matching_loss,
+    real_means,
+    sample_near,
+    synthesize,
+)
+from feddm.models import ConvNet
+from feddm.seeding import generator
+from feddm.tensors import norm, zip_map
+
+MODEL = TwoParameters()
+PARAMS = point(2.0, 3.0)
+
+# Everything below is at a = 2, b = 3, so h = 2 x and the first logit is 6 x.
+# Real images 1 and 3: mean h = 4, mean z = 12. Synthetic ones 0 and 2: 2 and 6.
+REAL = Examples(pixels(1.0, 3.0), torch.tensor([0, 0]))
+SYNTHETIC = pixels(0.0, 2.0)
+SLOTS = torch.tensor([0, 0])
+
+
+def targets(params: dict[str, torch.Tensor] = PARAMS) -> list[Target]:
+    return [Target(params, real_means(MODEL, params, REAL, [torch.tensor([0, 1])]))]
+
+
+def test_real_means_by_hand() -> None:
+    means = targets()[0].means
+    assert means.embedding.tolist() == [[4.0]]
+    assert means.logits.tolist() == [[12.0, 0.0]]
+
+
+def test_loss_by_hand() -> None:
+    synthetic = class_means(MODEL(PARAMS, SYNTHETIC), SLOTS, 1)
+    # (4 - 2)^2 + (12 - 6)^2
+    assert float(matching_loss(targets()[0].means, synthetic)) == 40.0
+
+
+def test_loss_sums_over_classes() -> None:
+    # A second class with real mean 1 and a synthetic image 2: (2 - 4)^2 + (6 - 12)^2 = 40 again.
+    real = Examples(pixels(1.0, 3.0, 1.0), torch.tensor([0, 0, 1]))
+    means = real_means(MODEL, PARAMS, real, [torch.tensor([0, 1]), torch.tensor([2])])
+    outputs = MODEL(PARAMS, pixels(0.0, 2.0, 2.0))
+    assert float(matching_loss(means, class_means(outputs, torch.tensor([0, 0, 1]), 2))) == 80.0
+
+
+def test_gradient_by_hand() -> None:
+    # d/dx_i [(4 - 2 m)^2 + (12 - 6 m)^2] with m = mean(x) = 1 and dm/dx_i = 1/2:
+    # (-2 * 2 * 2 - 2 * 6 * 6) / 2 = -40 for both images; a step of .01 moves them by .4.
+    images, losses = synthesize(MODEL, SYNTHETIC, SLOTS, targets(), lr=0.01, steps=1)
+    assert losses == [40.0]
+    assert images.flatten().tolist() == pytest.approx([0.4, 2.4])
+
+
+def test_momentum_by_hand() -> None:
+    # After the first step m = 1.4; the gradient is -(2 (4 - 2.8) + 6 (12 - 8.4)) = -24 and the
+    # velocity .5 * -40 - 24 = -44.
+    images, losses = synthesize(
+        MODEL, SYNTHETIC, SLOTS, targets() * 2, lr=0.01, momentum=0.5, steps=2
+    )
+    assert losses == pytest.approx([40.0, 1.2**2 + 3.6**2])
+    assert images.flatten().tolist() == pytest.approx([0.84, 2.84])
+
+
+def test_no_step_leaves_the_images_and_draws_no_network() -> None:
+    images, losses = synthesize(MODEL, SYNTHETIC, SLOTS, iter(()), lr=1.0, steps=0)
+    assert torch.equal(images, SYNTHETIC)
+    assert losses == []
+
+
+def test_synthesize_leaves_its_arguments_unchanged() -> None:
+    start = SYNTHETIC.clone()
+    synthesize(MODEL, start, SLOTS, targets(), lr=1.0, steps=1)
+    assert torch.equal(start, SYNTHETIC)
+
+
+def test_matching_converges_to_the_real_mean() -> None:
+    images, losses = synthesize(
+        MODEL, SYNTHETIC, SLOTS, itertools.cycle(targets()), lr=0.01, steps=50
+    )
+    assert float(images.mean()) == pytest.approx(2.0, abs=1e-4)
+    assert losses[-1] < 1e-6
+
+
+def test_means_do_not_depend_on_chunks() -> None:
+    model = ConvNet((1, 8, 8), 4, width=4, depth=2)
+    params = model.init(generator(0, "test"))
+    pictures = torch.randint(0, 256, (300, 1, 8, 8), dtype=torch.uint8)
+    data = Examples(
+        pictures, torch.zeros(300, dtype=torch.int64), Normalization((0.3,), (0.4,))
+    )
+    members = [torch.arange(0, 250), torch.tensor([299]), torch.arange(250, 299)]
+    means = real_means(model, params, data, members)
+    for slot, index in enumerate(members):
+        outputs = model(params, data[index].x)
+        for mean, output in zip(means, outputs, strict=True):
+            torch.testing.assert_close(mean[slot], output.mean(0), rtol=1e-4, atol=1e-5)
+
+
+class TestSampleNear:
+    def test_by_hand_inside_and_outside_of_the_ball(self) -> None:
+        rng = generator(3, "test")
+        u, v = (float(torch.randn((), generator=rng)) for _ in range(2))  # a, then b
+        length = math.hypot(u, v)
+        free = sample_near(PARAMS, length * 2, generator(3, "test"))
+        assert float(free["a"]) == pytest.approx(2 + u)
+        assert float(free["b"]) == pytest.approx(3 + v)
+        clipped = sample_near(PARAMS, length / 2, generator(3, "test"))
+        assert float(clipped["a"]) == pytest.approx(2 + u / 2)
+        assert float(clipped["b"]) == pytest.approx(3 + v / 2)
+
+    def test_radius_zero_is_the_center(self) -> None:
+        assert sample_near(PARAMS, 0.0, generator(0, "test")) == PARAMS
+
+    @given(st.integers(0, 2**31), st.floats(0.01, 10))
+    def test_never_leaves_the_ball(self, seed: int, radius: float) -> None:
+        sampled = sample_near(PARAMS, radius, generator(seed, "test"))
+        assert norm(zip_map(torch.sub, sampled, PARAMS)) <= radius * (1 + 1e-5) + 1e-6
+
+    def test_in_many_dimensions_the_clip_always_bites(self) -> None:
+        params = {"b": torch.zeros(300, 10), "a": torch.zeros(7000)}
+        for seed in range(5):
+            sampled = sample_near(params, 5.0, generator(seed, "test"))
+            assert norm(sampled) == pytest.approx(5.0, rel=1e-5)
+            # One Gaussian over all: each tensor has its share of the length by its size.
+            share = float(sampled["b"].square().sum()) / 25
+            assert share == pytest.approx(0.3, abs=0.03)
+            assert abs(float(sampled["a"].mean())) < 5 * 5 / 100 / math.sqrt(7000)
+
+    def test_order_of_names_does_not_matter(self) -> None:
+        swapped = {"b": PARAMS["b"], "a": PARAMS["a"]}
+        first = sample_near(PARAMS, 1.0, generator(0, "t"))
+        second = sample_near(swapped, 1.0, generator(0, "t"))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_draw_members_without_repeats() -> None:
+    by_class = [torch.arange(10, 20), torch.tensor([3, 5])]
+    for seed in range(20):
+        large, small = draw_members(by_class, 4, generator(seed, "test"))
+        assert len(set(large.tolist())) == 4
+        assert set(large.tolist()) <= set(range(10, 20))
+        assert sorted(small.tolist()) == [3, 5]
+    assert draw_members(by_class, None, generator(0, "test")) == by_class
+
+
+def test_fresh_targets_are_new_networks_with_their_own_means() -> None:
+    drawn = list(
+        itertools.islice(
+            fresh_targets(
+                MODEL, PARAMS, 1.0, REAL, [torch.tensor([0, 1])], None, generator(0, "test")
+            ),
+            3,
+        )
+    )
+    assert len({float(target.params["a"]) for target in drawn}) == 3
+    for target in drawn:
+        expected = 2 * float(target.params["a"])  # the mean of 1 and 3 is 2
+        assert float(target.means.embedding) == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6))
+def test_loss_is_zero_only_for_equal_means(values: list[float]) -> None:
+    outputs = MODEL(PARAMS, pixels(*values))
+    means = class_means(outputs, torch.zeros(len(values), dtype=torch.int64), 1)
+    assert float(matching_loss(means, means)) == 0.0
+    shifted = ClassMeans(means.embedding + 1, means.logits)
+    assert float(matching_loss(means, shifted)) == pytest.approx(1.0)
