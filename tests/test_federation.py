@@ -3,7 +3,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from toy import Backwards, Summing
 
 from feddm import federation
 from feddm.data.examples import Examples
@@ -11,6 +10,7 @@ from feddm.engines.base import Reply
 from feddm.errors import UploadError
 from feddm.federation import Federation, RoundRecord, cohort_size, in_order, sampled_cohort
 from feddm.seeding import generator
+from toy import Backwards, Summing
 
 CLIENTS = 4
 DATA = {

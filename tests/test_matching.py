@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import TwoParameters, pixels, point
 
 from feddm.data.examples import Examples, Normalization
 from feddm.matching import (
@@ -22,6 +21,7 @@ from feddm.matching import (
 from feddm.models import ConvNet
 from feddm.seeding import generator
 from feddm.tensors import norm, zip_map
+from toy import TwoParameters, pixels, point
 
 MODEL = TwoParameters()
 PARAMS = point(2.0, 3.0)
@@ -50,7 +50,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_loss_sums_over_classes() -> None:
-    # A second class with real mean 1 and a synthetic image 2: (2 - 4)^2 + (6 - 12)^2 = 40 again.
+    # A second class with real mean 1 and a synthetic image 2: (2 - 4)^2 + (6 - 12)^2 = 40 too.
     real = Examples(pixels(1.0, 3.0, 1.0), torch.tensor([0, 0, 1]))
     means = real_means(MODEL, PARAMS, real, [torch.tensor([0, 1]), torch.tensor([2])])
     outputs = MODEL(PARAMS, pixels(0.0, 2.0, 2.0))

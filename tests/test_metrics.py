@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from toy import TwoParameters, pixels, point
 
 from feddm.data.examples import Examples
 from feddm.metrics import evaluate
+from toy import TwoParameters, pixels, point
 
 
 def test_by_hand() -> None:

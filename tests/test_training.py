@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import TwoParameters, pixels, point
 
 from feddm.data.examples import Batch, Examples
 from feddm.models import ConvNet
 from feddm.seeding import generator
 from feddm.tensors import norm, zip_map
 from feddm.training import SGD, ball, mean_gradient, shuffled_batches, train
+from toy import TwoParameters, pixels, point
 
 MODEL = TwoParameters()
 
@@ -68,7 +68,7 @@ def test_steps_are_those_of_torch_sgd(momentum: float, decay: float) -> None:
     )
     for _ in range(4):
         optimizer.zero_grad()
-        F.cross_entropy(MODEL(leaves, data.x).logits, data.y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(MODEL(leaves, data.x).logits, data.y).backward()
         optimizer.step()
     for name, leaf in leaves.items():
         torch.testing.assert_close(trained.params[name], leaf.detach())

@@ -46,7 +46,7 @@ def pixels(*values: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Summing:
-    """Clients upload ``noise + sum of their pixels + what they sent before``; the server adds up.
+    """Clients upload noise, the sum of their pixels and what they sent before; it is summed.
 
     Its clients remember, fail or die on demand.
     """

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy import TwoParameters, pixels, point
 
 from feddm.algorithms.base import Upload
 from feddm.algorithms.feddm import FedDM, Synthesis, classes_of, label_dtype, union
@@ -14,6 +13,7 @@ from feddm.models import ConvNet
 from feddm.seeding import generator
 from feddm.tensors import Records, norm, num_bytes, num_floats, zip_map
 from feddm.training import SGD, ignore
+from toy import TwoParameters, pixels, point
 
 PAPER = Synthesis(
     images_per_class=10,
@@ -104,7 +104,7 @@ def test_noise_start_does_not_look_at_the_images() -> None:
 def test_networks_are_used_in_turn() -> None:
     # With radius 0 all networks are alike, so a pool of one is the same as fresh ones.
     data = client({2: 30, 5: 12})
-    same = dict(steps=4, lr=10.0, radius=0.0, real_batch=None)
+    same: dict[str, Any] = dict(steps=4, lr=10.0, radius=0.0, real_batch=None)
     fresh, pool = (local(feddm(networks=n, **same), data)["examples"]["x"] for n in (None, 1))
     assert torch.equal(fresh, pool)
 

@@ -78,8 +78,8 @@ def test_pairs_of_the_paper(
 ) -> None:
     """The paper's message table divides into (client, class) pairs that this split can give.
 
-    A pair counts if the client has ten images of the class. The paper's is one draw, so it is to
-    lie where single draws lie.
+    A pair counts if the client has ten images of the class. The paper's is one draw, so it is
+    to lie where single draws lie.
     """
     labels = labels_of(num_classes, each)
     drawn = [

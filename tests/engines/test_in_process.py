@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy import Summing
 
 from feddm.data.examples import Examples
 from feddm.engines.base import Task, threads
 from feddm.engines.in_process import InProcess
 from feddm.errors import EngineError
+from toy import Summing
 
 CLIENTS = 5
 # Client k has k + 1 images of value k, and its number as the label.
