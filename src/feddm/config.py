@@ -125,7 +125,7 @@ class RuntimeConfig(Section):
         "auto", description="Worker processes for clients; auto: one for each core."
     )
     server_threads: PositiveInt = Field(
-        1, description="Threads of server training and evaluation; another number, other bits."
+        1, description="Threads of the server's work; another number gives other bits."
     )
 
 

@@ -63,7 +63,7 @@ class TextDisplay(Display):
             BarColumn(bar_width=30),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("left"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
             disable=not console.is_terminal,
