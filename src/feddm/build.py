@@ -69,8 +69,9 @@ def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
     synthesis, server = config.synthesis, config.server
     return FedDM(
         model=build_model(config.model, info.shape, len(info.classes)),
+        images_per_class=synthesis.images_per_class,
+        min_class_size=synthesis.min_class_size,
         synthesis=Synthesis(
-            images_per_class=synthesis.images_per_class,
             steps=synthesis.steps,
             lr=synthesis.lr,
             momentum=synthesis.momentum,
@@ -78,7 +79,6 @@ def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
             real_batch=None if synthesis.real_batch == "all" else synthesis.real_batch,
             radius=synthesis.radius,
             start=synthesis.start,
-            min_class_size=synthesis.min_class_size,
         ),
         server_sgd=SGD(
             lr=server.lr,

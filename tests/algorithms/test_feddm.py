@@ -1,22 +1,22 @@
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from feddm.algorithms.base import Upload
-from feddm.algorithms.feddm import FedDM, Synthesis, classes_of, label_dtype, union
+from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.algorithms.union import classes_of, label_dtype, united
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import EmptyRoundError, UploadError
-from feddm.models import ConvNet
+from feddm.models import ConvNet, Model
 from feddm.seeding import generator
 from feddm.tensors import Records, norm, num_bytes, num_floats, zip_map
 from feddm.training import SGD, ignore
 from toy import TwoParameters, pixels, point
 
 PAPER = Synthesis(
-    images_per_class=10,
     steps=0,
     lr=1.0,
     momentum=0.0,
@@ -24,16 +24,24 @@ PAPER = Synthesis(
     real_batch=256,
     radius=5.0,
     start="real",
-    min_class_size=10,
 )
-SERVER = SGD(lr=0.01, epochs=1, batch_size=256)
 
 
 def feddm(
-    model: Any = None, server_radius: float = 5.0, weighting: Any = "synthetic", **s: Any
+    model: Model = ConvNet((1, 8, 8), 10, width=4, depth=2),  # noqa: B008  # frozen
+    weighting: Literal["synthetic", "examples"] = "synthetic",
+    min_class_size: int = 10,
+    **synthesis: Any,
 ) -> FedDM:
-    model = model or ConvNet((1, 8, 8), 10, width=4, depth=2)
-    return FedDM(model, dataclasses.replace(PAPER, **s), SERVER, server_radius, weighting)
+    return FedDM(
+        model=model,
+        images_per_class=10,
+        min_class_size=min_class_size,
+        server_sgd=SGD(lr=1.0, epochs=1, batch_size=256),
+        server_radius=5.0,
+        weighting=weighting,
+        synthesis=dataclasses.replace(PAPER, **synthesis),
+    )
 
 
 def client(counts: dict[int, int], shape: tuple[int, int, int] = (1, 8, 8)) -> Examples:
@@ -124,8 +132,10 @@ def upload(client: int, x: torch.Tensor, *labels: int, **more: torch.Tensor) -> 
     return Upload(client, {"examples": examples})
 
 
-def aggregated(weighting: str, radius: float, *uploads: Upload) -> dict[str, torch.Tensor]:
-    algorithm = FedDM(TwoParameters(), PAPER, SGD(1.0, 1, 256), radius, weighting)  # type: ignore[arg-type]
+def aggregated(
+    weighting: Literal["synthetic", "examples"], radius: float, *uploads: Upload
+) -> dict[str, torch.Tensor]:
+    algorithm = dataclasses.replace(feddm(TwoParameters(), weighting), server_radius=radius)
     state = algorithm.init(point(0.5, 2.0))
     return dict(algorithm.aggregate(state, uploads, generator(0, "s"), ignore)["params"])
 
@@ -176,7 +186,7 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 
 
 def test_union_names_the_client() -> None:
-    both = union([upload(4, pixels(1.0, 2.0), 0, 1), upload(7, pixels(3.0), 1)])
+    both = united([upload(4, pixels(1.0, 2.0), 0, 1), upload(7, pixels(3.0), 1)])
     assert both["client"].tolist() == [4, 4, 7]
     assert both["x"].flatten().tolist() == [1, 2, 3]
     assert both["y"].tolist() == [0, 1, 1]
