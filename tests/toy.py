@@ -85,7 +85,7 @@ class Summing:
             {"sum": {"value": value}}, {"last": {"value": value}}, {"before": float(before)}
         )
 
-    def check(self, upload: Records) -> None:
+    def check(self, upload: Records, download: Records) -> None:
         if self.refuse >= 0 and upload["sum"]["value"] > self.refuse:
             raise UploadError("the sum is too large")
 

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddm.algorithms.base import Algorithm
+from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, Synthesis
-from feddm.config import Config, ModelConfig, PartitionConfig, RuntimeConfig
+from feddm.algorithms.fednova import FedNova
+from feddm.algorithms.fedprox import FedProx
+from feddm.algorithms.real import Real
+from feddm.algorithms.scaffold import Scaffold
+from feddm.config import Config, ModelConfig, PartitionConfig, RuntimeConfig, SynthesisConfig
 from feddm.data import partition
 from feddm.data.catalog import DatasetInfo
 from feddm.data.datasets import Dataset, load
@@ -66,29 +71,52 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
 
 def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
     """Returns the algorithm with its settings."""
-    synthesis, server = config.synthesis, config.server
-    return FedDM(
-        model=build_model(config.model, info.shape, len(info.classes)),
-        images_per_class=synthesis.images_per_class,
-        min_class_size=synthesis.min_class_size,
-        synthesis=Synthesis(
-            steps=synthesis.steps,
-            lr=synthesis.lr,
-            momentum=synthesis.momentum,
-            networks=None if synthesis.networks == "fresh" else synthesis.networks,
-            real_batch=None if synthesis.real_batch == "all" else synthesis.real_batch,
-            radius=synthesis.radius,
-            start=synthesis.start,
-        ),
-        server_sgd=SGD(
-            lr=server.lr,
-            epochs=server.epochs,
-            batch_size=server.batch_size,
-            momentum=server.momentum,
-            weight_decay=server.weight_decay,
-        ),
-        server_radius=server.radius,
-        weighting=server.weighting,
+    model = build_model(config.model, info.shape, len(info.classes))
+    local_sgd = SGD(
+        lr=config.local.lr,
+        epochs=config.local.epochs,
+        batch_size=config.local.batch_size,
+        momentum=config.local.momentum,
+        weight_decay=config.local.weight_decay,
+    )
+    if config.algorithm == "fedavg":
+        return FedAvg(model, local_sgd)
+    if config.algorithm == "fedprox":
+        return FedProx(model, local_sgd, config.local.mu)
+    if config.algorithm == "fednova":
+        return FedNova(model, local_sgd)
+    if config.algorithm == "scaffold":
+        return Scaffold(model, local_sgd, config.local.server_lr, config.partition.clients)
+    server_sgd = SGD(
+        lr=config.server.lr,
+        epochs=config.server.epochs,
+        batch_size=config.server.batch_size,
+        momentum=config.server.momentum,
+        weight_decay=config.server.weight_decay,
+    )
+    real = Real(
+        model,
+        images_per_class=config.synthesis.images_per_class,
+        min_class_size=config.synthesis.min_class_size,
+        server_sgd=server_sgd,
+        server_radius=config.server.radius,
+        weighting=config.server.weighting,
+    )
+    if config.algorithm == "real":
+        return real
+    return FedDM(**vars(real), synthesis=build_synthesis(config.synthesis))
+
+
+def build_synthesis(config: SynthesisConfig) -> Synthesis:
+    """Returns how a client of FedDM learns its images."""
+    return Synthesis(
+        steps=config.steps,
+        lr=config.lr,
+        momentum=config.momentum,
+        networks=None if config.networks == "fresh" else config.networks,
+        real_batch=None if config.real_batch == "all" else config.real_batch,
+        radius=config.radius,
+        start=config.start,
     )
 
 

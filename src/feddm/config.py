@@ -118,6 +118,18 @@ class ServerConfig(Section):
     )
 
 
+class LocalConfig(Section):
+    """How a client of FedAvg, FedProx, FedNova or SCAFFOLD trains on its own data."""
+
+    lr: PositiveFloat = Field(description="Learning rate.")
+    epochs: PositiveInt = Field(description="Passes over the client's data.")
+    batch_size: PositiveInt = Field(description="Examples a step.")
+    momentum: Fraction = Field(description="Momentum of SGD; SCAFFOLD has none.")
+    weight_decay: NonNegativeFloat = Field(description="Weight decay of SGD.")
+    mu: NonNegativeFloat = Field(description="FedProx: weight of the proximal term.")
+    server_lr: PositiveFloat = Field(description="SCAFFOLD: the server's learning rate.")
+
+
 class RuntimeConfig(Section):
     """Where the work is done; the number of workers does not change results."""
 
@@ -132,7 +144,9 @@ class RuntimeConfig(Section):
 class Config(Section):
     """Everything that decides what a run computes."""
 
-    algorithm: Literal["feddm"] = Field("feddm", description="What clients and server do.")
+    algorithm: Literal["feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"] = Field(
+        "feddm", description="What clients and server do."
+    )
     preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
     seed: NonNegativeInt = Field(0, description="Everything random comes from it.")
     rounds: PositiveInt = Field(description="Rounds of communication.")
@@ -144,6 +158,7 @@ class Config(Section):
     model: ModelConfig
     synthesis: SynthesisConfig
     server: ServerConfig
+    local: LocalConfig
     runtime: RuntimeConfig = RuntimeConfig()
 
     def to_toml(self) -> str:
@@ -178,13 +193,20 @@ def resolve(
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     data = given.get("data")
     dataset = str(data.get("name", "digits")) if isinstance(data, Mapping) else "digits"
-    under = merged({"data": {"name": dataset}}, preset_values(name, dataset))
+    algorithm = str(given.get("algorithm", "feddm"))
+    under = merged({"data": {"name": dataset}}, preset_values(name, algorithm, dataset))
     # A preset that is asked for beside a file lies over it; one inside the file lies under it.
     values = merged(merged(file or {}, under) if preset else merged(under, file or {}), over)
     try:
-        return Config.model_validate(values | {"preset": name})
+        config = Config.model_validate(values | {"preset": name})
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors()[0], values)) from None
+    if config.algorithm == "scaffold" and config.local.momentum:
+        raise ConfigError(
+            f"local.momentum must be 0 for scaffold, got {config.local.momentum}: "
+            "momentum would count a correction many times"
+        )
+    return config
 
 
 def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:

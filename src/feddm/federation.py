@@ -110,7 +110,7 @@ def run(
         with threads(server_threads):
             state = algorithm.aggregate(
                 federation.state,
-                (accepted(algorithm, reply, records) for reply in replies),
+                (accepted(algorithm, download, reply, records) for reply in replies),
                 generator(seed, "server", number),
                 lambda fraction: progress("server", fraction),
             )
@@ -184,10 +184,12 @@ def in_order(replies: Iterable[Reply], cohort: Sequence[int]) -> Iterator[Reply]
             client = next(due, -1)
 
 
-def accepted(algorithm: Algorithm, reply: Reply, records: list[ClientRecord]) -> Upload:
+def accepted(
+    algorithm: Algorithm, download: Records, reply: Reply, records: list[ClientRecord]
+) -> Upload:
     """Returns the upload of a reply after its check, and adds its record."""
     try:
-        algorithm.check(reply.upload)
+        algorithm.check(reply.upload, download)
     except UploadError as error:
         raise UploadError(f"client {reply.client}: {error}") from error
     records.append(

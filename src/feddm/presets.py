@@ -36,6 +36,16 @@ _PAPER: Values = {
         "radius": 5.0,
         "weighting": "synthetic",
     },
+    # The paper tunes lr in .001, .01, .1, epochs in 10, 15, 20 and mu in .01, .1, 1.
+    "local": {
+        "lr": 0.01,
+        "epochs": 10,
+        "batch_size": 256,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "mu": 0.01,
+        "server_lr": 1.0,
+    },
 }
 
 _QUICK: Values = {
@@ -43,7 +53,11 @@ _QUICK: Values = {
     "model": {"width": 32},
     "synthesis": {"steps": 100, "lr": 1.0, "momentum": 0.5, "networks": 10},
     "server": {"epochs": 60, "momentum": 0.9},
+    "local": {"epochs": 2, "momentum": 0.9},
 }
+
+# SCAFFOLD is defined for plain SGD.
+_BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
 
 _BY_DATASET: dict[str, dict[str, Values]] = {
     "paper": {"cifar100": {"synthesis": {"images_per_class": 5}}},
@@ -53,10 +67,11 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
 PRESETS = ("quick", "paper")
 
 
-def preset_values(preset: str, dataset: str) -> Values:
-    """Returns the values of a preset for a data set."""
+def preset_values(preset: str, algorithm: str, dataset: str) -> Values:
+    """Returns the values of a preset for an algorithm and a data set."""
     values = _PAPER if preset == "paper" else merged(_PAPER, _QUICK)
-    return merged(values, _BY_DATASET[preset].get(dataset, {}))
+    values = merged(values, _BY_DATASET[preset].get(dataset, {}))
+    return merged(values, _BY_ALGORITHM.get(algorithm, {}))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:

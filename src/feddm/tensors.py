@@ -7,7 +7,7 @@ One type travels: server state, downloads, uploads, client memory and checkpoint
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import safetensors
 import safetensors.torch
@@ -26,6 +26,29 @@ def zip_map(function: Callable[..., Tensor], *trees: Tensors) -> dict[str, Tenso
     {'w': tensor([11., 22.])}
     """
     return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def weighted_mean(pairs: Iterable[tuple[Records, float]]) -> dict[str, dict[str, Tensor]]:
+    """Returns ``sum_i w_i r_i / sum_i w_i``, in the memory of one sum.
+
+    >>> one, four = ({"params": {"w": torch.tensor(value)}} for value in (1.0, 4.0))
+    >>> weighted_mean([(one, 1), (four, 2)])
+    {'params': {'w': tensor(3.)}}
+    """
+    total: dict[str, dict[str, Tensor]] = {}
+    weights = 0.0
+    for records, weight in pairs:
+        for record, tensors in records.items():
+            # Added up in double precision, so that many clients lose nothing.
+            scaled = {name: tensor.double() * weight for name, tensor in tensors.items()}
+            before = total.get(record)
+            total[record] = scaled if before is None else zip_map(Tensor.add_, before, scaled)
+        weights += weight
+    if not weights > 0:
+        raise ValueError("a mean needs weights that sum to more than 0")
+    return {
+        r: zip_map(lambda t: (t / weights).float(), tensors) for r, tensors in total.items()
+    }
 
 
 def norm(tensors: Tensors) -> float:

@@ -18,6 +18,7 @@ CHUNK = 32
 
 Tick = Callable[[float], None]  # told the fraction of a piece of work that is done
 Gradient = Callable[[Model, Tensors, Batch], tuple[dict[str, Tensor], float]]
+Adjust = Callable[[Tensors, Tensors], Tensors]  # gradient, parameters -> gradient
 Project = Callable[[Tensors], Tensors]
 
 
@@ -46,9 +47,9 @@ def ignore(fraction: float) -> None:
     del fraction
 
 
-def unchanged(params: Tensors) -> Tensors:
-    """A `Project` that leaves the parameters where they are."""
-    return params
+def unchanged(tensors: Tensors, *_: Tensors) -> Tensors:
+    """An `Adjust` and a `Project` that leave what they are given as it is."""
+    return tensors
 
 
 def train(
@@ -59,6 +60,7 @@ def train(
     rng: torch.Generator,
     *,
     gradient: Gradient | None = None,
+    adjust: Adjust = unchanged,
     project: Project = unchanged,
     tick: Tick = ignore,
 ) -> Trained:
@@ -71,6 +73,7 @@ def train(
         sgd: How.
         rng: Draws the order of the examples.
         gradient: The only function that sees examples; by default `mean_gradient`.
+        adjust: Changes the gradient without seeing examples, as a proximal term does.
         project: Applied after every step, as to stay in a ball.
         tick: Told how far training is.
     """
@@ -83,6 +86,7 @@ def train(
         for index in shuffled_batches(len(data), sgd.batch_size, rng):
             grads, batch_loss = gradient(model, params, data[index])
             total += batch_loss * len(index)
+            grads = dict(adjust(grads, params))
             if sgd.weight_decay:
                 grads = zip_map(lambda g, w: g.add_(w, alpha=sgd.weight_decay), grads, params)
             if sgd.momentum and velocity is not None:

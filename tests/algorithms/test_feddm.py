@@ -54,7 +54,7 @@ def client(counts: dict[int, int], shape: tuple[int, int, int] = (1, 8, 8)) -> E
 def local(algorithm: FedDM, data: Examples, seed: int = 0) -> Records:
     download = {"params": algorithm.model.init(generator(0, "test"))}
     result = algorithm.local(download, data, {}, generator(seed, "client"), ignore)
-    algorithm.check(result.upload)
+    algorithm.check(result.upload, download)
     assert not result.memory
     return result.upload
 
@@ -213,26 +213,26 @@ GOOD: dict[str, torch.Tensor] = {
     ],
 )
 def test_wrong_uploads_are_refused(examples: dict[str, torch.Tensor], says: str) -> None:
-    feddm().check({"examples": GOOD})
+    feddm().check({"examples": GOOD}, {})
     with pytest.raises(UploadError, match=says):
-        feddm().check({"examples": examples})
+        feddm().check({"examples": examples}, {})
 
 
 def test_other_records_and_weights_are_refused() -> None:
     with pytest.raises(UploadError, match="no more"):
-        feddm().check({"examples": GOOD, "more": {}})
+        feddm().check({"examples": GOOD, "more": {}}, {})
     weighted = feddm(weighting="examples")
     with pytest.raises(UploadError, match="weight"):
-        weighted.check({"examples": GOOD})
+        weighted.check({"examples": GOOD}, {})
     with pytest.raises(UploadError, match="positive"):
-        weighted.check({"examples": GOOD | {"weight": torch.tensor([1.0, -1.0])}})
-    weighted.check({"examples": GOOD | {"weight": torch.ones(2)}})
+        weighted.check({"examples": GOOD | {"weight": torch.tensor([1.0, -1.0])}}, {})
+    weighted.check({"examples": GOOD | {"weight": torch.ones(2)}}, {})
 
 
 def test_infinite_weights_are_refused() -> None:
     with pytest.raises(UploadError, match="weight"):
         feddm(weighting="examples").check(
-            {"examples": GOOD | {"weight": torch.tensor([1.0, torch.inf])}}
+            {"examples": GOOD | {"weight": torch.tensor([1.0, torch.inf])}}, {}
         )
 
 

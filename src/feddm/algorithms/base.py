@@ -4,7 +4,7 @@
     every round:
         download = broadcast(state)                      server -> every client of the cohort
         result = local(download, data, memory, ...)      on the client; result.upload -> server
-        check(result.upload)                             on the server, before anything else
+        check(result.upload, download)                   on the server, before anything else
         state = aggregate(state, uploads, ...)           on the server
 
 An algorithm is a frozen dataclass of its settings. All that changes is in the state, which the
@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from feddm.data.examples import Examples
+from feddm.errors import UploadError
 from feddm.models import Model
 from feddm.tensors import Records, Tensors
 from feddm.training import Tick
@@ -71,10 +72,35 @@ class Algorithm(Protocol):
     ) -> LocalResult:
         """Returns the result of one client's work."""
 
-    def check(self, upload: Records) -> None:
-        """Raises `UploadError` if the records are not what `local` can have sent."""
+    def check(self, upload: Records, download: Records) -> None:
+        """Raises `UploadError` if `local` cannot have sent this for that download."""
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
     ) -> Records:
         """Returns the next state from uploads, which come once and in the order of clients."""
+
+
+def check_like(upload: Records, template: Records) -> None:
+    """Raises `UploadError` unless names, shapes and types are those of the template.
+
+    Numbers that are not finite are refused as well: one of them would spoil every average.
+    """
+    if set(upload) != set(template):
+        raise UploadError(f"an upload has {_listed(template)}, got {_listed(upload)}")
+    for record, tensors in template.items():
+        if set(upload[record]) != set(tensors):
+            raise UploadError(f"the names in {record} are not those of the model")
+        for name, expected in tensors.items():
+            tensor = upload[record][name]
+            if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+                raise UploadError(
+                    f"{record} {name} must be {expected.dtype} of shape "
+                    f"{tuple(expected.shape)}, got {tensor.dtype} {tuple(tensor.shape)}"
+                )
+            if not tensor.isfinite().all():
+                raise UploadError(f"{record} {name} has numbers that are not finite")
+
+
+def _listed(records: Records) -> str:
+    return ", ".join(sorted(records)) or "nothing"

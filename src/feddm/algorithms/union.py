@@ -69,7 +69,8 @@ class TrainsOnUnion:
             examples["weight"] = weights.repeat_interleave(repeats)
         return {"examples": examples}
 
-    def check(self, upload: Records) -> None:
+    def check(self, upload: Records, download: Records) -> None:
+        del download
         names = {"x", "y"} | ({"weight"} if self.weighting == "examples" else set())
         if set(upload) != {"examples"} or set(upload["examples"]) != names:
             raise UploadError(f"an upload is examples with {', '.join(sorted(names))}, no more")

@@ -1,0 +1,26 @@
+"""FedProx, with the same number of local epochs for every client.
+
+Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020.
+https://arxiv.org/abs/1812.06127
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feddm.algorithms.fedavg import FedAvg
+from feddm.tensors import Tensors, zip_map
+from feddm.training import Adjust
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with the local loss ``+ mu/2 |w - w_r|^2``; ``mu = 0`` is FedAvg."""
+
+    mu: float
+
+    def adjust(self, anchor: Tensors) -> Adjust:
+        def proximal(grads: Tensors, params: Tensors) -> Tensors:
+            return zip_map(lambda g, w, a: g + self.mu * (w - a), grads, params, anchor)
+
+        return proximal

@@ -1,0 +1,40 @@
+"""REAL: clients send real images, as many as FedDM would send synthetic ones.
+
+The paper's control: what the learning of images adds to merely sending some. It gives up the
+data it sends, and is here to compare with, not to use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from feddm.algorithms.base import LocalResult
+from feddm.algorithms.union import TrainsOnUnion, classes_of
+from feddm.data.examples import Examples
+from feddm.matching import draw_members
+from feddm.tensors import Records
+from feddm.training import Tick
+
+
+@dataclass(frozen=True)
+class Real(TrainsOnUnion):
+    """Clients upload random real images of each class; the server trains on their union."""
+
+    def local(
+        self,
+        download: Records,
+        data: Examples,
+        memory: Records,
+        rng: torch.Generator,
+        tick: Tick,
+    ) -> LocalResult:
+        del download, memory, tick
+        classes, by_class = classes_of(data.y, self.min_class_size)
+        if not classes:
+            return LocalResult(self.pack(torch.empty(0, *self.model.shape), [], [], []))
+        chosen = draw_members(by_class, self.images_per_class, rng)
+        images = data[torch.cat(chosen)].x
+        upload = self.pack(images, classes, list(map(len, chosen)), list(map(len, by_class)))
+        return LocalResult(upload, metrics={"classes": len(classes), "images": len(images)})

@@ -1,0 +1,100 @@
+"""SCAFFOLD, option II, plain SGD, uniform averaging.
+
+Karimireddy et al. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020.
+https://arxiv.org/abs/1910.06378
+
+Clients are averaged with equal weights, as the paper does, so that the server's variate ``c``
+stays the mean of the clients' ``c_i``. A client's own variate never leaves it: what it sends is
+the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from feddm.algorithms.base import LocalResult, Upload, check_like
+from feddm.data.examples import Examples
+from feddm.models import Model
+from feddm.tensors import Records, Tensors, weighted_mean, zip_map
+from feddm.training import SGD, Tick, train
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """Clients correct their gradients by ``c - c_i``, the drift that they can foresee.
+
+    In the first round all variates are 0; with one client and ``server_lr = 1`` it is FedAvg.
+
+    Args:
+        model: What is learned.
+        local_sgd: How clients train; momentum would count a correction many times.
+        server_lr: How far the server follows the mean update.
+        clients: Number of all clients, whether or not they take part in a round.
+    """
+
+    model: Model
+    local_sgd: SGD
+    server_lr: float
+    clients: int
+
+    def init(self, params: Tensors) -> Records:
+        return {"params": params, "control": zip_map(torch.zeros_like, params)}
+
+    def broadcast(self, state: Records) -> Records:
+        return {"params": state["params"], "control": state["control"]}
+
+    def local(
+        self,
+        download: Records,
+        data: Examples,
+        memory: Records,
+        rng: torch.Generator,
+        tick: Tick,
+    ) -> LocalResult:
+        x, c = download["params"], download["control"]
+        c_i = memory["control"] if memory else zip_map(torch.zeros_like, c)
+        drift = zip_map(torch.sub, c, c_i)
+
+        def corrected(grads: Tensors, params: Tensors) -> Tensors:
+            del params
+            return zip_map(torch.add, grads, drift)
+
+        trained = train(self.model, x, data, self.local_sgd, rng, adjust=corrected, tick=tick)
+        y = trained.params
+        scale = 1 / (trained.steps * self.local_sgd.lr)
+        c_next = zip_map(lambda d, x, y: (x - y) * scale - d, drift, x, y)
+        upload = {
+            "update": zip_map(torch.sub, y, x),
+            "control": zip_map(torch.sub, c_next, c_i),
+        }
+        metrics = {"loss": trained.loss, "steps": trained.steps}
+        return LocalResult(upload, {"control": c_next}, metrics)
+
+    def check(self, upload: Records, download: Records) -> None:
+        check_like(upload, {"update": download["params"], "control": download["control"]})
+
+    def aggregate(
+        self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
+    ) -> Records:
+        del rng, tick
+        cohort = 0
+
+        def changes() -> Iterator[tuple[Records, float]]:
+            nonlocal cohort
+            for upload in uploads:
+                cohort += 1
+                yield upload.records, 1.0
+
+        mean = weighted_mean(changes())
+        share = cohort / self.clients
+        return {
+            "params": zip_map(
+                lambda x, update: x + self.server_lr * update, state["params"], mean["update"]
+            ),
+            "control": zip_map(
+                lambda c, change: c + share * change, state["control"], mean["control"]
+            ),
+        }
