@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from feddm.config import resolve
-from feddm.presets import merged, preset_values
+from feddm.presets import merged
 
 # Each value as the paper has it, section "Experimental setup", "Hyperparameters".
 PAPER = {
@@ -12,6 +12,8 @@ PAPER = {
     "partition.scheme": "dirichlet",  # "non-i.i.d. data partitioning with Dirichlet"
     "partition.clients": 10,  # "Dir_10(0.5) with 10 clients"
     "partition.alpha": 0.5,
+    "partition.min_examples": 10,  # as in NIID-Bench
+    "partition.classes_per_client": 2,  # of no use to a Dirichlet split
     "model.name": "convnet",  # "the same model structure ConvNet by default"
     "model.width": 128,  # that of the dataset-condensation papers
     "model.depth": 3,
@@ -33,11 +35,12 @@ PAPER = {
     "server.radius": 5.0,  # the same rho
     "server.weighting": "synthetic",  # the plain union
 }
+SECTIONS = ("partition.", "model.", "synthesis.", "server.")
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values by keys such as ``server.lr``."""
-    result = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             result |= {f"{key}.{below}": deep for below, deep in flat(value).items()}
@@ -46,26 +49,33 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def preset(name: str, **options: str) -> dict[str, Any]:
+    """Returns the values that a preset gives to FedDM, by their keys."""
+    values = flat(resolve(preset=name, options=options).model_dump())
+    return {key: values[key] for key in values if key in PAPER or key.startswith(SECTIONS)}
+
+
 @pytest.mark.parametrize("dataset", ["digits", "mnist", "fashion-mnist", "cifar10"])
 def test_paper_is_the_paper_to_the_letter(dataset: str) -> None:
-    assert flat(preset_values("paper", dataset)) == PAPER
+    assert preset("paper", dataset=dataset) == PAPER
 
 
 def test_paper_has_five_images_a_class_for_cifar100() -> None:
-    expected = PAPER | {"synthesis.images_per_class": 5}
-    assert flat(preset_values("paper", "cifar100")) == expected
+    assert preset("paper", dataset="cifar100") == PAPER | {"synthesis.images_per_class": 5}
 
 
-def test_paper_reaches_the_configuration() -> None:
-    config = flat(resolve(preset="paper", options={"dataset": "cifar10"}).model_dump())
-    assert {key: config[key] for key in PAPER} == PAPER
-    assert config["preset"] == "paper"
-    assert config["partition.min_examples"] == 10
+def test_paper_trains_other_algorithms_within_the_range_that_it_tunes() -> None:
+    local = resolve(preset="paper").local
+    assert local.batch_size == 256  # "the same batch size of 256 for local training"
+    assert local.lr in (0.001, 0.01, 0.1)
+    assert local.epochs in (10, 15, 20)
+    assert local.mu in (0.01, 0.1, 1)
+    assert (local.momentum, local.weight_decay) == (0, 0)
 
 
 def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
-    quick, paper = (flat(preset_values(preset, "cifar10")) for preset in ("quick", "paper"))
-    assert {key for key in paper if quick[key] != paper[key]} == {
+    quick = preset("quick", dataset="cifar10")
+    assert {key for key in PAPER if quick[key] != PAPER[key]} == {
         "rounds",
         "model.width",
         "synthesis.steps",
@@ -74,9 +84,8 @@ def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
         "server.epochs",
         "server.momentum",
     }
-    assert set(quick) == set(paper)
-    # Real images that a client sends through networks: networks x real_batch a class.
-    assert quick["synthesis.networks"] * 100 == paper["synthesis.steps"]
+    # Networks that see the real images of a client: ten in place of a thousand.
+    assert (quick["synthesis.networks"], PAPER["synthesis.steps"]) == (10, 1000)
 
 
 def test_merged_leaves_its_arguments_unchanged() -> None:

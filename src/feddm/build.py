@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from feddm.algorithms.base import Algorithm
 from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, Synthesis
@@ -14,10 +16,18 @@ from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
-from feddm.config import Config, ModelConfig, PartitionConfig, RuntimeConfig, SynthesisConfig
+from feddm.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    PartitionConfig,
+    RuntimeConfig,
+    SynthesisConfig,
+)
 from feddm.data import partition
 from feddm.data.catalog import DatasetInfo
 from feddm.data.datasets import Dataset, load
+from feddm.errors import ConfigError
 from feddm.models import ConvNet, Model, ResNet18
 from feddm.seeding import numpy_generator
 from feddm.training import SGD
@@ -34,14 +44,30 @@ class Setup:
 
 def build(config: Config) -> Setup:
     """Returns the objects that a configuration describes."""
-    dataset = build_dataset(config)
+    dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
     return Setup(dataset, shards, build_algorithm(config, dataset.info))
 
 
-def build_dataset(config: Config) -> Dataset:
-    """Reads the data set."""
-    return load(config.data.name, Path(config.data.dir) if config.data.dir else None)
+def build_dataset(config: DataConfig) -> Dataset:
+    """Reads the data set; with a validation split, the test set is replaced by it."""
+    dataset = load(config.name, Path(config.dir) if config.dir else None)
+    if not config.validation:
+        return dataset
+    num = len(dataset.train)
+    held_out = round(num * config.validation)
+    if not 0 < held_out < num:
+        raise ConfigError(
+            f"data.validation = {config.validation:g} holds out {held_out} of {num} examples; "
+            "it must leave some on both sides"
+        )
+    # The same for every seed, so that whatever is tuned never trains on what it is judged by.
+    order = torch.from_numpy(numpy_generator(0, "validation").permutation(num))
+    return Dataset(
+        dataset.info,
+        train=dataset.train.subset(order[held_out:].sort().values),
+        test=dataset.train.subset(order[:held_out].sort().values),
+    )
 
 
 def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partition.Shards:

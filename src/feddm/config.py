@@ -59,6 +59,11 @@ class DataConfig(Section):
 
     name: str = Field(description="Name of the data set; `feddm data list` shows them.")
     dir: str = Field("", description="Its folder; empty: FEDDM_DATA or the cache folder.")
+    validation: Fraction = Field(
+        0.0,
+        description="Share of the training examples that is held out and evaluated on instead "
+        "of the test set; 0 evaluates on the test set.",
+    )
 
 
 class PartitionConfig(Section):
@@ -180,12 +185,10 @@ def resolve(
         options: Values of the other options by their names in `OPTIONS`; ``None`` is not given.
         settings: Values of ``--set`` by their keys, as ``{"partition.clients": 10}``.
     """
-    over: dict[str, Any] = {}
-    for option, value in (options or {}).items():
-        if value is not None:
-            _assign(over, OPTIONS[option], value)
-    for key, value in (settings or {}).items():
-        _assign(over, key, value)
+    chosen = {
+        OPTIONS[name]: value for name, value in (options or {}).items() if value is not None
+    }
+    over = nested(chosen | dict(settings or {}))
 
     given = merged(file or {}, over)
     name = over.get("preset") or preset or given.get("preset") or "quick"
@@ -220,8 +223,20 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set takes key=value, got {assignment!r}")
-        settings[key.strip()] = _toml_value(value.strip())
+        settings[key.strip()] = toml_value(value.strip())
     return settings
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by their dotted keys as sections.
+
+    >>> nested({"seed": 1, "server.lr": 0.1})
+    {'seed': 1, 'server': {'lr': 0.1}}
+    """
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        _assign(values, key, value)
+    return values
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -249,10 +264,19 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """Returns the text as a TOML value, or as a plain text if it is none.
+
+    >>> toml_value("true"), toml_value("fresh"), toml_value(".5")  # which TOML would refuse
+    (True, 'fresh', 0.5)
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
         return text
 
 

@@ -6,20 +6,16 @@ the same way, so the constants are in the file.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import DataError
-from feddm.tensors import Tensors
+from feddm.tensors import Tensors, described, read_described
 
-FORMAT = "feddm-synthetic-1"
+KIND = "synthetic set"
 
 
 @dataclass(frozen=True)
@@ -54,15 +50,13 @@ class SyntheticSet:
         }
         if self.examples.weight is not None:
             tensors["weights"] = self.examples.weight
-        metadata = {
-            "format": FORMAT,
-            "classes": json.dumps(self.classes),
-            "mean": json.dumps(self.normalization.mean),
-            "std": json.dumps(self.normalization.std),
+        about = {
+            "classes": self.classes,
+            "mean": self.normalization.mean,
+            "std": self.normalization.std,
             "use": "images = (pixels / 255 - mean) / std by channel",
         }
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        return safetensors.torch.save(contiguous, metadata)
+        return described(KIND, tensors, about)
 
 
 def from_state(
@@ -75,20 +69,13 @@ def from_state(
 
 def load_synthetic(path: str | Path) -> SyntheticSet:
     """Returns the set that a run wrote as ``synthetic.safetensors``."""
+    tensors, about = read_described(path, KIND)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as a synthetic set: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise DataError(f"{path} is not a synthetic set of feddm")
-    normalization = Normalization(
-        tuple(json.loads(metadata["mean"])), tuple(json.loads(metadata["std"]))
-    )
-    examples = Examples(
-        tensors["images"], tensors["labels"].to(torch.int64), weight=tensors.get("weights")
-    )
-    return SyntheticSet(
-        examples, tensors["clients"], tuple(json.loads(metadata["classes"])), normalization
-    )
+        return SyntheticSet(
+            Examples(tensors["images"], tensors["labels"], weight=tensors.get("weights")),
+            tensors["clients"],
+            tuple(about["classes"]),
+            Normalization(tuple(about["mean"]), tuple(about["std"])),
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} lacks a part of the synthetic set: {error}") from error

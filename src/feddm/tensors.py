@@ -6,13 +6,18 @@ One type travels: server state, downloads, uploads, client memory and checkpoint
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from feddm.errors import DataError
 
 Tensors = Mapping[str, Tensor]  # parameter name -> tensor
 Records = Mapping[str, Tensors]  # "params", "control", "examples" -> tensors
@@ -89,7 +94,7 @@ def num_bytes(records: Records) -> int:
     return sum(t.numel() * t.element_size() for t in leaves(records))
 
 
-def to_bytes(records: Records, metadata: Mapping[str, str] | None = None) -> bytes:
+def to_bytes(records: Records) -> bytes:
     """Returns the records in the safetensors format.
 
     A tensor is named ``record/name``; the name of a record has no slash, that of a tensor may.
@@ -101,7 +106,7 @@ def to_bytes(records: Records, metadata: Mapping[str, str] | None = None) -> byt
         for name, tensor in tensors.items():
             # A copy of its own for each: safetensors refuses tensors that share storage.
             flat[f"{record}/{name}"] = tensor.detach().contiguous().clone()
-    return safetensors.torch.save(flat, dict(metadata) if metadata else None)
+    return safetensors.torch.save(flat)
 
 
 def from_bytes(data: bytes) -> dict[str, dict[str, Tensor]]:
@@ -116,3 +121,27 @@ def from_bytes(data: bytes) -> dict[str, dict[str, Tensor]]:
         record, _, name = key.partition("/")
         records.setdefault(record, {})[name] = tensor
     return records
+
+
+def described(what: str, tensors: Tensors, about: Mapping[str, Any]) -> bytes:
+    """Returns the content of a safetensors file that says what is in it.
+
+    The description is one JSON text under the key ``feddm``: of several keys the format does
+    not keep the order, and equal tensors would not make equal files.
+    """
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"what": what, "version": 1, **about}, sort_keys=True)
+    return safetensors.torch.save(contiguous, {"feddm": text})
+
+
+def read_described(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns tensors and description of a file of that kind which `described` made."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("feddm", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(about, dict) or (about.get("what"), about.get("version")) != (what, 1):
+        raise DataError(f"{path} is not a {what} of feddm")
+    return tensors, about

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,9 +13,9 @@ from feddm.config import ModelConfig
 from feddm.data.examples import Normalization
 from feddm.errors import DataError
 from feddm.models import Model
-from feddm.tensors import Tensors
+from feddm.tensors import Tensors, described, read_described
 
-FORMAT = "feddm-model-1"
+KIND = "model"
 
 
 @dataclass(frozen=True)
@@ -42,35 +39,30 @@ class TrainedModel:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
-        metadata = {
-            "format": FORMAT,
-            "model": self.config.model_dump_json(),
-            "shape": json.dumps(self.model.shape),
-            "classes": json.dumps(self.classes),
-            "mean": json.dumps(self.normalization.mean),
-            "std": json.dumps(self.normalization.std),
+        about = {
+            "model": self.config.model_dump(),
+            "shape": self.model.shape,
+            "classes": self.classes,
+            "mean": self.normalization.mean,
+            "std": self.normalization.std,
         }
-        tensors = {name: tensor.contiguous() for name, tensor in self.params.items()}
-        return safetensors.torch.save(tensors, metadata)
+        return described(KIND, self.params, about)
 
 
 def load_model(path: str | Path) -> TrainedModel:
     """Returns the model that a run wrote as ``model.safetensors``."""
+    params, about = read_described(path, KIND)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as a model: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise DataError(f"{path} is not a model of feddm")
-    config = ModelConfig.model_validate_json(metadata["model"])
-    channels, height, width = json.loads(metadata["shape"])
-    classes = tuple(json.loads(metadata["classes"]))
-    return TrainedModel(
-        config,
-        build_model(config, (channels, height, width), len(classes)),
-        params,
-        classes,
-        Normalization(tuple(json.loads(metadata["mean"])), tuple(json.loads(metadata["std"]))),
-    )
+        config = ModelConfig.model_validate(about["model"])
+        channels, height, width = about["shape"]
+        classes = tuple(about["classes"])
+        normalization = Normalization(tuple(about["mean"]), tuple(about["std"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} does not say how to use the model in it") from error
+    model = build_model(config, (channels, height, width), len(classes))
+    expected = model.init(torch.Generator())
+    if {name: t.shape for name, t in params.items()} != {
+        n: t.shape for n, t in expected.items()
+    }:
+        raise DataError(f"{path} does not have the parameters of the model that it describes")
+    return TrainedModel(config, model, params, classes, normalization)

@@ -12,24 +12,29 @@ from typing import Annotated
 
 import typer
 
-from feddm.cli import config, data, partition, run
+from feddm.cli import compare, config, data, message_size, partition, run
 from feddm.errors import FedDMError
 
 app = typer.Typer(
     name="feddm",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Begin with [bold]feddm run[/bold]: it needs nothing and takes about a minute.",
+    epilog="Begin with `feddm run`: it needs nothing and takes about a minute.",
 )
 
 RUNNING, LOOKING = "Run", "Look"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
+app.command(rich_help_panel=RUNNING, epilog=compare.COMPARE_EXAMPLES)(compare.compare)
+app.command(rich_help_panel=RUNNING, epilog=compare.TUNE_EXAMPLES)(compare.tune)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)
+app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLES)(
+    message_size.message_size
+)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING, epilog=data.EXAMPLES)
 
 

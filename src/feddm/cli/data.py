@@ -12,9 +12,11 @@ from feddm.data.catalog import DATASETS, describe
 from feddm.errors import DataError
 
 EXAMPLES = """\
-Examples: [bold]feddm data list[/bold]
+Examples:
 
-[bold]feddm data fetch mnist --data-dir data[/bold]"""
+- `feddm data list`
+
+- `feddm data fetch mnist --data-dir data`"""
 
 app = typer.Typer(no_args_is_help=True, help="List, fetch and check data sets.")
 
@@ -25,7 +27,7 @@ Names = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: [bold]feddm data list[/bold]")
+@app.command("list", epilog="Example: `feddm data list`")
 def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
     """Show all data sets and where they are."""
     from rich.console import Console
@@ -72,7 +74,7 @@ def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
     console.print(f"Data folder: {data_root(data_dir)}", highlight=False, markup=False)
 
 
-@app.command(epilog="Example: [bold]feddm data fetch cifar10[/bold]")
+@app.command(epilog="Example: `feddm data fetch cifar10`")
 def fetch(name: Name, data_dir: options.DataDir = None, quiet: options.Quiet = False) -> None:
     """Download a data set from its official address and check it.
 
@@ -112,7 +114,7 @@ def fetch(name: Name, data_dir: options.DataDir = None, quiet: options.Quiet = F
     console.print(f"{name} is in {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: [bold]feddm data check mnist[/bold]")
+@app.command(epilog="Example: `feddm data check mnist`")
 def check(names: Names = None, data_dir: options.DataDir = None) -> None:
     """Read every file of data sets and compare it with its checksum."""
     from feddm.data.datasets import check as check_files

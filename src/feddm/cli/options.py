@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,21 +15,8 @@ import typer
 from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve
 from feddm.data.catalog import describe
 from feddm.errors import ConfigError
-from feddm.presets import PRESETS
+from feddm.presets import PRESETS, merged
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="[CONFIG]", help="A TOML file; `feddm config` makes one."),
-]
-Algorithm = Annotated[str | None, typer.Option(help="What clients and server do.")]
-Dataset = Annotated[str | None, typer.Option(help="Data set; `feddm data list` shows them.")]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration; small is skewed.")]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of communication.")]
-Participation = Annotated[float | None, typer.Option(help="Share of clients in a round.")]
-Width = Annotated[int | None, typer.Option(help="Channels of the ConvNet.")]
-Ipc = Annotated[int | None, typer.Option(help="Synthetic images a class.")]
-Seed = Annotated[int | None, typer.Option(help="Everything random comes from it.")]
 Workers = Annotated[
     str | None,
     typer.Option(metavar="N|auto", help="Processes for clients; results do not depend on it."),
@@ -34,38 +25,120 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the data sets; else FEDDM_DATA, else the cache folder."),
 ]
-Preset = Annotated[
-    str | None, typer.Option(help=f"Values under all others: {', '.join(PRESETS)}.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other value, as server.lr=0.1."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Show JSON, for other programs.")]
 
+# What makes up a configuration, in the order of the help text.
+CONFIGURATION: dict[str, Any] = {
+    "config": Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="A TOML file; `feddm config` makes one."),
+    ],
+    "algorithm": Annotated[str | None, typer.Option(help="What clients and server do.")],
+    "dataset": Annotated[
+        str | None, typer.Option(help="Data set; `feddm data list` shows them.")
+    ],
+    "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
+    "alpha": Annotated[
+        float | None, typer.Option(help="Dirichlet concentration; small is skewed.")
+    ],
+    "rounds": Annotated[int | None, typer.Option(help="Rounds of communication.")],
+    "participation": Annotated[float | None, typer.Option(help="Share of clients in a round.")],
+    "width": Annotated[int | None, typer.Option(help="Channels of the ConvNet.")],
+    "ipc": Annotated[int | None, typer.Option(help="Synthetic images a class.")],
+    "seed": Annotated[int | None, typer.Option(help="Everything random comes from it.")],
+    "workers": Workers,
+    "data_dir": DataDir,
+    "preset": Annotated[
+        str | None, typer.Option(help=f"Values under all others: {', '.join(PRESETS)}.")
+    ],
+    "settings": Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other value, as server.lr=0.1."),
+    ],
+}
 
-def resolved(
-    file: Path | None, preset: str | None, settings: Sequence[str] | None, **options: Any
-) -> Config:
-    """Returns the complete configuration from what stands on the command line.
+
+@dataclass(frozen=True)
+class Given:
+    """What stands on the command line about the configuration."""
+
+    file: Mapping[str, Any] | None
+    preset: str | None
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    def with_preset(self, preset: str) -> Given:
+        """Returns the same with another ``--preset``."""
+        return dataclasses.replace(self, preset=preset)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Given:
+        """Returns the same with more ``--set``."""
+        return dataclasses.replace(self, settings={**self.settings, **settings})
+
+    def resolved(self, file: Mapping[str, Any] | None = None, **options: Any) -> Config:
+        """Returns the complete configuration.
+
+        Args:
+            file: Values of one more file, over those of the first.
+            options: Options of the command's own, over those that were given.
+        """
+        config = resolve(
+            merged(self.file or {}, file or {}),
+            self.preset,
+            {**self.options, **options},
+            self.settings,
+        )
+        describe(config.data.name)  # a name that does not exist is told before anything slow
+        return config
+
+
+def configured(*, without: Collection[str] = ()) -> Callable[..., Callable[..., None]]:
+    """Gives a command all options of a configuration, which it gets as one `Given`.
 
     Args:
-        file: The TOML file.
-        preset: ``--preset``.
-        settings: ``--set``, each as ``key=value``.
-        options: The other options by their names in `OPTIONS`; ``None`` is not given.
+        without: Names in `CONFIGURATION` that make no sense for the command.
     """
-    unknown = set(options) - set(OPTIONS)
-    assert not unknown, unknown
-    if options.get("workers") is not None:
-        options["workers"] = number_of_workers(options["workers"])
-    if options.get("data_dir") is not None:
-        options["data_dir"] = str(options["data_dir"])
-    values = None if file is None else load_toml(file)
-    config = resolve(values, preset, options, parse_settings(settings or ()))
-    describe(config.data.name)  # a name that does not exist is told before anything slow begins
-    return config
+    shared = {name: kind for name, kind in CONFIGURATION.items() if name not in without}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def with_options(**values: Any) -> None:
+            chosen = {name: values.pop(name) for name in shared}
+            command(_given(**chosen), **values)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            *(
+                inspect.Parameter(n, keyword, default=None, annotation=k)
+                for n, k in shared.items()
+            ),
+            *(parameter.replace(kind=keyword) for parameter in own),
+        ]
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_options
+
+    return decorate
+
+
+def _given(
+    config: Path | None = None,
+    preset: str | None = None,
+    settings: list[str] | None = None,
+    workers: str | None = None,
+    data_dir: Path | None = None,
+    **options: Any,
+) -> Given:
+    assert set(options) <= set(OPTIONS)
+    if workers is not None:
+        options["workers"] = number_of_workers(workers)
+    if data_dir is not None:
+        options["data_dir"] = str(data_dir)
+    file = None if config is None else load_toml(config)
+    return Given(file, preset, options, parse_settings(settings or ()))
 
 
 def number_of_workers(text: str) -> int | Literal["auto"]:
@@ -75,3 +148,14 @@ def number_of_workers(text: str) -> int | Literal["auto"]:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise ConfigError(f"--workers must be a whole number of at least 1 or auto, got {text!r}")
+
+
+def listed(option: str, text: str, kind: Callable[[str], Any], what: str) -> list[Any]:
+    """Returns the values of an option that takes several with commas between."""
+    try:
+        values = [kind(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = []
+    if not values or len(set(values)) < len(values):
+        raise ConfigError(f"{option} takes different {what} with commas between, got {text!r}")
+    return values

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 EXAMPLES = """\
-Examples: [bold]feddm partition --dataset mnist --alpha 0.1[/bold]
+Examples:
 
-[bold]feddm partition --clients 20 --set partition.scheme=classes --out split.png[/bold]"""
+- `feddm partition --dataset mnist --alpha 0.1`
+
+- `feddm partition --clients 20 --set partition.scheme=classes --out split.png`"""
 
 # Of each class its own mark, so that the chart can be read without colours too.
 MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -27,15 +29,11 @@ COLORS = (
 MOST_COLUMNS = 10  # classes that fit beside each other on 80 columns
 
 
+@options.configured(
+    without={"algorithm", "rounds", "participation", "width", "ipc", "workers"},
+)
 def partition(
-    config: options.ConfigFile = None,
-    dataset: options.Dataset = None,
-    clients: options.Clients = None,
-    alpha: options.Alpha = None,
-    seed: options.Seed = None,
-    data_dir: options.DataDir = None,
-    preset: options.Preset = None,
-    settings: options.Settings = None,
+    given: options.Given,
     out: Annotated[
         Path | None, typer.Option(help="Draw it into this PNG file as well.")
     ] = None,
@@ -45,21 +43,12 @@ def partition(
 
     It is the split that `feddm run` would use with the same options.
     """
-    resolved = options.resolved(
-        config,
-        preset,
-        settings,
-        dataset=dataset,
-        clients=clients,
-        alpha=alpha,
-        seed=seed,
-        data_dir=data_dir,
-    )
+    config = given.resolved()
     from feddm.build import build_dataset, build_shards
     from feddm.data.partition import class_table
 
-    data = build_dataset(resolved)
-    shards = build_shards(resolved.partition, data, resolved.seed)
+    data = build_dataset(config.data)
+    shards = build_shards(config.partition, data, config.seed)
     names = data.info.classes
     table = class_table(data.train.y.numpy(), shards, len(names))
     if json:

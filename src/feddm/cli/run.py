@@ -15,30 +15,20 @@ if TYPE_CHECKING:
     from feddm.cli.display import Display
 
 RUN_EXAMPLES = """\
-Examples: [bold]feddm run[/bold]
+Examples:
 
-[bold]feddm run --dataset mnist --alpha 0.1 --rounds 3 --out runs/skewed[/bold]
+- `feddm run`
 
-[bold]feddm run --dataset cifar10 --preset paper --set server.momentum=0.9[/bold]"""
+- `feddm run --dataset mnist --alpha 0.1 --rounds 3 --out runs/skewed`
 
-RESUME_EXAMPLES = "Example: [bold]feddm resume runs/feddm-digits-1[/bold]"
+- `feddm run --dataset cifar10 --preset paper --set server.momentum=0.9`"""
+
+RESUME_EXAMPLES = "Example: `feddm resume runs/feddm-digits-1`"
 
 
+@options.configured()
 def run(
-    config: options.ConfigFile = None,
-    algorithm: options.Algorithm = None,
-    dataset: options.Dataset = None,
-    clients: options.Clients = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    participation: options.Participation = None,
-    width: options.Width = None,
-    ipc: options.Ipc = None,
-    seed: options.Seed = None,
-    workers: options.Workers = None,
-    data_dir: options.DataDir = None,
-    preset: options.Preset = None,
-    settings: options.Settings = None,
+    given: options.Given,
     out: Annotated[
         Path | None, typer.Option(help="New run directory; else the next free one in runs/.")
     ] = None,
@@ -50,28 +40,13 @@ def run(
     Without options: FedDM on the embedded digits, ten clients, a minute on two cores. Results,
     model, synthetic sets and a checkpoint of every round go into a run directory.
     """
-    resolved = options.resolved(
-        config,
-        preset,
-        settings,
-        algorithm=algorithm,
-        dataset=dataset,
-        clients=clients,
-        alpha=alpha,
-        rounds=rounds,
-        participation=participation,
-        width=width,
-        ipc=ipc,
-        seed=seed,
-        workers=workers,
-        data_dir=data_dir,
-    )
+    config = given.resolved()
     from feddm.api import execute
     from feddm.rundir import next_free
 
-    directory = out or next_free(Path("runs"), f"{resolved.algorithm}-{resolved.data.name}")
+    directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
     with _shown(directory, quiet, json) as display:
-        display.finished(execute(resolved, directory, display))
+        display.finished(execute(config, directory, display))
 
 
 def resume(

@@ -1,0 +1,196 @@
+"""``feddm compare`` and ``feddm tune``: many runs in one directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddm.cli import options
+from feddm.config import load_toml, toml_value
+from feddm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from feddm.cli.study_display import StudyDisplay
+    from feddm.studies import Cell
+
+COMPARE_EXAMPLES = """\
+Examples:
+
+- `feddm compare --algorithms feddm,fedavg --seeds 0,1,2`
+
+- `feddm compare --dataset mnist --alpha 0.1 --targets 0.9,0.95 --out study`
+
+- `feddm compare --algorithms feddm,fedavg --with fedavg=tuned/winner.toml`"""
+
+TUNE_EXAMPLES = """\
+Examples:
+
+- `feddm tune --algorithm fedavg --dataset mnist --out tuned`
+
+- `feddm tune --algorithm feddm --grid synthesis.lr=0.3,1,3 --grid synthesis.steps=50,100`"""
+
+ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
+
+Out = Annotated[
+    Path | None, typer.Option(help="Directory of the study, new or to be continued.")
+]
+
+
+@options.configured(without={"algorithm", "seed"})
+def compare(
+    given: options.Given,
+    algorithms: Annotated[str, typer.Option(help="Names with commas between.")] = ALL,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
+    targets: Annotated[
+        str, typer.Option(help="Accuracies (from 0 to 1) to be reached, with commas between.")
+    ] = "0.8,0.9,0.95",
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="NAME=FILE", help="A TOML file for one algorithm, as from tune."
+        ),
+    ] = None,
+    out: Out = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Compare algorithms on the same partitions, seeds and model.
+
+    The same command with the same --out goes on where it was interrupted: what is finished is
+    never run again. The table goes into the directory as table.md, table.csv and table.json.
+    """
+    names = options.listed("--algorithms", algorithms, str, "names")
+    accuracies = options.listed("--targets", targets, _share, "numbers from 0 to 1")
+    files = _files(with_ or (), names)
+    configs = [
+        (name, seed, given.resolved(files.get(name), algorithm=name, seed=seed))
+        for seed in options.listed("--seeds", seeds, int, "whole numbers")
+        for name in names
+    ]
+    from feddm.comparison import summarize, to_csv, to_json, to_markdown
+    from feddm.rundir import next_free
+    from feddm.studies import Cell, describe, run_cells
+
+    cells = [Cell(name, seed, config) for name, seed, config in configs]
+    study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
+    describe(study, {"algorithms": names, "seeds": seeds, "targets": accuracies})
+    with _shown(cells, study, quiet or json) as display:
+        rows = summarize(run_cells(cells, study, display), accuracies)
+        for ending, write in (("md", to_markdown), ("csv", to_csv), ("json", to_json)):
+            (study / f"table.{ending}").write_text(write(rows), encoding="utf-8")
+        display.table(rows, study)
+    if json:
+        print(to_json(rows))
+
+
+@options.configured(without={"seed"})
+def tune(
+    given: options.Given,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V,V,...",
+            help="An axis of the grid; else the paper's for the algorithm.",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
+    validation: Annotated[
+        float,
+        typer.Option(help="Share of the training examples that is held out to choose by."),
+    ] = 0.1,
+    out: Out = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Try a grid of settings and keep the best, without looking at the test set.
+
+    Every choice is judged by its final accuracy on a part of the training examples that no
+    client has. The best one is written as winner.toml, for `compare --with NAME=winner.toml`.
+    """
+    algorithm = given.resolved().algorithm
+    axes = _axes(grid or ()) or PAPER_GRIDS.get(algorithm)
+    if not axes:
+        raise ConfigError(f"the paper has no grid for {algorithm}; name one with --grid")
+    from feddm.comparison import summarize, to_csv, to_json, to_markdown
+    from feddm.rundir import next_free
+    from feddm.studies import Cell, choices, describe, run_cells, setting_name, winner_toml
+
+    held_out = {"data": {"validation": validation}}
+    cells = [
+        Cell(
+            setting_name(choice),
+            seed,
+            given.with_settings(choice).resolved(held_out, seed=seed),
+        )
+        for seed in options.listed("--seeds", seeds, int, "whole numbers")
+        for choice in choices(axes)
+    ]
+    study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
+    describe(study, {"algorithm": algorithm, "grid": axes, "seeds": seeds})
+    with _shown(cells, study, quiet or json) as display:
+        rows = summarize(run_cells(cells, study, display), ())
+        rows.sort(key=lambda row: row.final.mean, reverse=True)
+        best = next(c for c in choices(axes) if setting_name(c) == rows[0].name)
+        (study / "winner.toml").write_text(winner_toml(algorithm, best), encoding="utf-8")
+        for ending, write in (("md", to_markdown), ("csv", to_csv), ("json", to_json)):
+            (study / f"table.{ending}").write_text(write(rows), encoding="utf-8")
+        display.table(rows, study)
+        display.say(f"Best on validation: {rows[0].name}; written to {study / 'winner.toml'}")
+    if json:
+        print(to_json(rows))
+
+
+# "we tune the learning rate of SGD from [...] and local epoch from [...]; ... mu for FedProx"
+_LOCAL_GRID: dict[str, list[Any]] = {
+    "local.lr": [0.001, 0.01, 0.1],
+    "local.epochs": [10, 15, 20],
+}
+PAPER_GRIDS: dict[str, dict[str, list[Any]]] = {
+    "fedavg": _LOCAL_GRID,
+    "fedprox": {**_LOCAL_GRID, "local.mu": [0.01, 0.1, 1.0]},
+    "fednova": _LOCAL_GRID,
+    "scaffold": _LOCAL_GRID,
+}
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(text)
+    return value
+
+
+def _axes(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Returns the axes of a grid from texts such as ``local.lr=0.1,0.01``."""
+    axes = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        chosen = [toml_value(part.strip()) for part in values.split(",") if part.strip()]
+        if not key.strip() or not chosen:
+            raise ConfigError(f"--grid takes key=value,value,..., got {text!r}")
+        axes[key.strip()] = chosen
+    return axes
+
+
+def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the values of the file of each algorithm that has one."""
+    files = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"--with takes NAME=FILE with one of {', '.join(names)}, got {text!r}"
+            )
+        files[name] = load_toml(Path(path))
+    return files
+
+
+def _shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
+    from rich.console import Console
+
+    from feddm.cli.study_display import StudyDisplay
+
+    return StudyDisplay(Console(quiet=silent), cells, study)

@@ -1,0 +1,224 @@
+"""Records of several runs -> one table: who is how good, after how many rounds and bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from feddm.federation import RoundRecord
+
+Records = Sequence[RoundRecord]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; one seed has no deviation."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Returns the spread of the values.
+
+        >>> Spread.of([1.0, 3.0])
+        Spread(mean=2.0, std=1.4142135623730951)
+        """
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), std)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When an accuracy was first reached, over the seeds that did.
+
+    Args:
+        accuracy: The accuracy.
+        seeds: How many seeds reached it.
+        rounds: After how many rounds, on average; ``None`` if no seed did.
+        bytes_up: Bytes that all clients had sent by then.
+        bytes_down: Bytes that all clients had received by then.
+    """
+
+    accuracy: float
+    seeds: int
+    rounds: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out for one algorithm.
+
+    Args:
+        name: Its name.
+        seeds: How many seeds.
+        final: Accuracy after the last round.
+        best: Accuracy of the best round.
+        reached: When given accuracies were reached.
+        bytes_up: Bytes a round that all clients sent.
+        bytes_down: Bytes a round that all clients received.
+        client_seconds: Computing seconds a round of all clients together.
+        server_seconds: Computing seconds a round of the server.
+    """
+
+    name: str
+    seeds: int
+    final: Spread
+    best: Spread
+    reached: tuple[Reached, ...]
+    bytes_up: float
+    bytes_down: float
+    client_seconds: float
+    server_seconds: float
+
+
+def summarize(runs: Mapping[str, Sequence[Records]], targets: Iterable[float]) -> list[Row]:
+    """Returns a row for each algorithm.
+
+    Args:
+        runs: For each name, the records of each seed; a seed without any is left out.
+        targets: Accuracies to be reached.
+    """
+    rows = []
+    for name, seeds in runs.items():
+        done = [records for records in seeds if records]
+        if not done:
+            continue
+        everything = [record for records in done for record in records]
+        rows.append(
+            Row(
+                name=name,
+                seeds=len(done),
+                final=Spread.of([records[-1].accuracy for records in done]),
+                best=Spread.of([max(r.accuracy for r in records) for records in done]),
+                reached=tuple(reached(done, target) for target in targets),
+                bytes_up=statistics.fmean(r.bytes_up for r in everything),
+                bytes_down=statistics.fmean(r.bytes_down for r in everything),
+                client_seconds=statistics.fmean(r.client_seconds for r in everything),
+                server_seconds=statistics.fmean(r.server_seconds for r in everything),
+            )
+        )
+    return rows
+
+
+def reached(seeds: Sequence[Records], target: float) -> Reached:
+    """Returns when the accuracy was first reached, averaged over the seeds that did."""
+    firsts = [
+        (number, sum(r.bytes_up for r in path), sum(r.bytes_down for r in path))
+        for records in seeds
+        for number in [next((n for n, r in enumerate(records, 1) if r.accuracy >= target), 0)]
+        if number
+        for path in [records[:number]]
+    ]
+    if not firsts:
+        return Reached(target, 0, None, None, None)
+    rounds, up, down = (statistics.fmean(column) for column in zip(*firsts, strict=True))
+    return Reached(target, len(firsts), rounds, up, down)
+
+
+LEGEND = (
+    "Accuracy in percent, mean ± standard deviation over seeds. `to 90 %`: rounds, and "
+    "megabytes that all clients sent, until it was reached; (1/3) if only one of three seeds "
+    "did. MB up and down and computing seconds of all clients are for one round."
+)
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Returns all numbers, for other programs."""
+    return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+def header(rows: Sequence[Row]) -> list[str]:
+    """Returns the titles of the columns."""
+    targets = [target for row in rows[:1] for target in row.reached]
+    return [
+        "",
+        "final %",
+        "best %",
+        *(f"to {100 * target.accuracy:g} %" for target in targets),
+        "MB up",
+        "MB down",
+        "client s",
+    ]
+
+
+def cells(row: Row) -> list[str]:
+    """Returns a row as text."""
+    return [
+        row.name,
+        accuracy_text(row.final),
+        accuracy_text(row.best),
+        *(reached_text(target, row.seeds) for target in row.reached),
+        f"{row.bytes_up / 1e6:.2g}",
+        f"{row.bytes_down / 1e6:.2g}",
+        f"{row.client_seconds:.2g}",
+    ]
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """Returns the table in Markdown."""
+    titles = header(rows)
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(cells, rows)]
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"{table}\n{LEGEND}\n"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Returns one line of numbers for each algorithm."""
+    file = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        fields: dict[str, object] = {
+            "algorithm": row.name,
+            "seeds": row.seeds,
+            "final_accuracy": row.final.mean,
+            "final_accuracy_std": row.final.std,
+            "best_accuracy": row.best.mean,
+            "best_accuracy_std": row.best.std,
+        }
+        for target in row.reached:
+            name = f"to_{target.accuracy:g}"
+            fields[f"{name}_seeds"] = target.seeds
+            fields[f"{name}_rounds"] = target.rounds
+            fields[f"{name}_bytes_up"] = target.bytes_up
+            fields[f"{name}_bytes_down"] = target.bytes_down
+        for key in ("bytes_up", "bytes_down", "client_seconds", "server_seconds"):
+            fields[key] = getattr(row, key)
+        if writer is None:
+            writer = csv.DictWriter(file, fields, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(fields)
+    return file.getvalue()
+
+
+def accuracy_text(spread: Spread) -> str:
+    """Returns an accuracy in percent with its deviation.
+
+    >>> accuracy_text(Spread(0.98765, 0.0012)), accuracy_text(Spread(0.5, None))
+    ('98.77 ± 0.12', '50.00')
+    """
+    if not math.isfinite(spread.mean):
+        return "diverged"
+    mean = f"{100 * spread.mean:.2f}"
+    return mean if spread.std is None else f"{mean} ± {100 * spread.std:.2f}"
+
+
+def reached_text(target: Reached, seeds: int) -> str:
+    """Returns rounds and megabytes sent until an accuracy was reached.
+
+    >>> reached_text(Reached(0.9, 2, 1.5, 2_400_000, 0), 2)
+    '1.5: 2.4 MB'
+    >>> reached_text(Reached(0.9, 0, None, None, None), 2)
+    '-'
+    """
+    if target.rounds is None or target.bytes_up is None:
+        return "-"
+    some = f" ({target.seeds}/{seeds})" if target.seeds < seeds else ""
+    return f"{target.rounds:.3g}: {target.bytes_up / 1e6:.3g} MB{some}"

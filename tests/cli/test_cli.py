@@ -1,0 +1,571 @@
+import io
+import json
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+import tomli_w
+import typer.main
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+import feddm.api
+import feddm.cli
+from feddm.api import execute
+from feddm.build import Setup, build
+from feddm.cli import config as config_command
+from feddm.cli import data as data_command
+from feddm.cli import partition as partition_command
+from feddm.cli import run as run_command
+from feddm.cli.display import HEADER, TextDisplay, line, size_text
+from feddm.config import Config, resolve
+from feddm.errors import FedDMError
+from feddm.federation import RoundRecord
+from feddm.results import from_line
+from tiny import (
+    CLIENTS,
+    SETTINGS,
+    arguments,
+    num_rounds,
+    running,
+    timeless_results,
+    wait_for_rounds,
+)
+
+COMMANDS = ["run", "resume", "config", "partition", "data list", "data fetch", "data check"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command leaves on the screen."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on standard error, which is all that a mistake prints."""
+        assert self.code == 2
+        assert self.out == ""
+        assert re.fullmatch(r"feddm: .+\n", self.err), self.err
+        return self.err.removeprefix("feddm: ").rstrip("\n")
+
+    @property
+    def text(self) -> str:
+        """Standard output of a command that went well."""
+        assert (self.code, self.err) == (0, "")
+        return self.out
+
+
+Feddm = Callable[..., Output]
+
+
+@pytest.fixture
+def feddm_(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Feddm:
+    """Returns the command line, in an empty folder and without any data of the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDDM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object) -> Output:
+        monkeypatch.setattr(sys, "argv", ["feddm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            feddm.cli.main()
+        out, err = capsys.readouterr()
+        code = ended.value.code or 0
+        assert isinstance(code, int)
+        return Output(code, out, err)
+
+    return call
+
+
+class TestHelp:
+    @staticmethod
+    def help_of(*command: str) -> str:
+        result = CliRunner().invoke(feddm.cli.app, [*command, "--help"], env={"COLUMNS": "100"})
+        assert result.exit_code == 0
+        return click.unstyle(result.output)
+
+    def test_it_lists_the_commands(self) -> None:
+        text = self.help_of()
+        for command in ("run", "resume", "config", "partition", "data"):
+            assert re.search(rf"^│ {command} +[A-Z]", text, re.MULTILINE), command
+        for command in ("list", "fetch", "check"):
+            assert re.search(rf"^│ {command} +[A-Z]", self.help_of("data"), re.MULTILINE)
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_an_example_and_explains_its_options(self, command: str) -> None:
+        text = self.help_of(*command.split())
+        assert re.search(rf"Examples?: .*feddm {command}", text)
+        for option in re.findall(r"^│ +(--[a-z-]+)", text, re.MULTILINE):
+            assert re.search(rf"{option}\b.*[A-Za-z]{{4,}}.*\.? *│", text), option
+
+    def test_every_example_can_be_typed(self) -> None:
+        texts = [
+            run_command.RUN_EXAMPLES,
+            run_command.RESUME_EXAMPLES,
+            config_command.EXAMPLES,
+            partition_command.EXAMPLES,
+            data_command.EXAMPLES,
+        ]
+        examples = re.findall(r"\[bold\](feddm .+?)\[/bold\]", "\n".join(texts))
+        assert len(examples) >= 10
+        group = typer.main.get_command(feddm.cli.app)
+        assert isinstance(group, click.Group)
+        for example in examples:
+            words = shlex.split(example.partition(" > ")[0])[1:]
+            command: click.Command = group
+            context = group.make_context("feddm", list(words))
+            while isinstance(command, click.Group):
+                name, command, words = command.resolve_command(context, words)  # type: ignore[assignment]
+                context = command.make_context(name, list(words), parent=context)
+
+    def test_no_command_is_help(self, feddm_: Feddm) -> None:
+        shown = feddm_()
+        assert "partition" in shown.out + shown.err
+
+    def test_version(self, feddm_: Feddm) -> None:
+        assert re.fullmatch(r"feddm \d+\.\d+\.\d+\n", feddm_("--version").text)
+
+
+class TestMistakes:
+    def test_in_the_name_of_an_option(self, feddm_: Feddm) -> None:
+        shown = feddm_("run", "--rond", 3)
+        assert (shown.code, shown.out) == (2, "")
+        assert "No such option '--rond'" in shown.err
+        assert "--rounds" in shown.err
+        assert len(shown.err.splitlines()) <= 5
+
+    def test_in_the_name_of_a_command(self, feddm_: Feddm) -> None:
+        shown = feddm_("runn")
+        assert (shown.code, shown.out) == (2, "")
+        assert shown.err.count("Did you mean 'run'?") == 1
+
+    def test_a_text_where_a_number_should_be(self, feddm_: Feddm) -> None:
+        shown = feddm_("run", "--clients", "ten")
+        assert (shown.code, shown.out) == (2, "")
+        assert "'ten' is not a valid integer" in shown.err
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["run", "--dataset", "mnits"],
+                "there is no data set 'mnits'; did you mean mnist? "
+                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+            ),
+            (
+                ["run", "--clients", "0"],
+                "partition.clients must be a whole number of at least 1, got 0",
+            ),
+            (
+                ["run", "--set", "server.lr=fast"],
+                "server.lr must be a number above 0, got 'fast'",
+            ),
+            (
+                ["config", "--set", "server.lr"],
+                "--set takes key=value, got 'server.lr'",
+            ),
+            (
+                ["config", "--preset", "thesis"],
+                "preset must be one of quick, paper, got 'thesis'",
+            ),
+            (
+                ["run", "--workers", "many"],
+                "--workers must be a whole number of at least 1 or auto, got 'many'",
+            ),
+            (
+                ["resume", "somewhere", "--workers", "0"],
+                "--workers must be a whole number of at least 1 or auto, got '0'",
+            ),
+            (
+                ["run", "none.toml"],
+                "cannot read none.toml: No such file or directory",
+            ),
+            (
+                ["data", "check", "imagenet"],
+                "there is no data set 'imagenet'; "
+                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+            ),
+            (
+                ["data", "fetch", "MNIST"],
+                "there is no data set 'MNIST'; did you mean mnist? "
+                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+            ),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_in_a_value(self, feddm_: Feddm, words: list[str], message: str) -> None:
+        assert feddm_(*words).error == message
+        assert not list(Path("runs").glob("*"))
+
+    def test_data_that_are_not_there(self, feddm_: Feddm, tmp_path: Path) -> None:
+        message = feddm_("run", "--dataset", "mnist").error
+        assert message.startswith(f"mnist is not in {tmp_path / 'data'}")
+        assert "`feddm data fetch mnist`" in message
+        assert not list(Path("runs").glob("*"))
+
+    def test_a_process_ends_with_the_code_and_without_a_traceback(self, tmp_path: Path) -> None:
+        for words in (["run", "--dataset", "mnits"], ["run", "--rond", "3"]):
+            with running(tmp_path, *words) as process:
+                out, err = process.communicate(timeout=60)
+            assert (process.returncode, out) == (2, "")
+            assert words[-1] in err or words[-2] in err
+            assert "Traceback" not in err
+
+
+class TestMain:
+    """What the entry point does with what comes out of a command."""
+
+    @staticmethod
+    def main_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int | str | None:
+        def app(**options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(feddm.cli, "app", app)
+        with pytest.raises(SystemExit) as ended:
+            feddm.cli.main()
+        return ended.value.code
+
+    def test_an_error_that_can_be_mended(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.main_with(monkeypatch, FedDMError("the dog ate it; bring another")) == 2
+        assert capsys.readouterr() == ("", "feddm: the dog ate it; bring another\n")
+
+    def test_control_c(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.main_with(monkeypatch, KeyboardInterrupt()) == 130
+        assert capsys.readouterr().err == "feddm: interrupted\n"
+
+    def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ZeroDivisionError):
+            self.main_with(monkeypatch, ZeroDivisionError())
+
+
+class TestRun:
+    def test_plain_lines_where_there_is_no_terminal(self, feddm_: Feddm) -> None:
+        lines = feddm_("run", *arguments(rounds=2), "--out", "run").text.splitlines()
+        assert len(lines) == 6
+        assert lines[0].startswith("feddm on digits, preset quick, seed 0: 3 clients with ")
+        assert lines[0].endswith("; convnet with 374 parameters.")
+        assert lines[1] == HEADER
+        record = from_line((Path("run") / "results.jsonl").read_text().splitlines()[0])
+        assert lines[2] == line(record, rounds=2)
+        assert lines[2].startswith("      1/2 ")
+        assert lines[3].startswith("      2/2 ")
+        assert {len(row) for row in lines[1:4]} == {len(HEADER)}
+        assert lines[4].startswith("Final accuracy ")
+        assert lines[5] == "Everything is in run"
+        assert all(row == row.rstrip() and "\x1b" not in row for row in lines)
+
+    def test_a_path_is_never_broken_into_lines(self, feddm_: Feddm, tmp_path: Path) -> None:
+        out = tmp_path / ("long " * 30 + "way")
+        text = feddm_("run", *arguments(rounds=1), "--out", out).text
+        assert text.splitlines()[-1] == f"Everything is in {out}"
+
+    def test_the_header_is_as_wide_as_the_rows(self) -> None:
+        for accuracy, count in ((0.0, 1), (1.0, 10**12)):
+            record = RoundRecord(20, accuracy, 9.87654, 0, 0, count, count, 999.94, 0.0, ())
+            assert len(line(record, rounds=20)) == len(HEADER)
+        assert size_text(999_949) == "999.9 kB"
+        assert size_text(999_950) == "1.0 MB"
+        assert size_text(10**12) == "1000.0 GB"
+
+    def test_json(self, feddm_: Feddm) -> None:
+        text = feddm_("run", *arguments(rounds=2), "--out", "run", "--json").text
+        assert [json.loads(row)["round"] for row in text.splitlines()] == [1, 2]
+        assert text == (Path("run") / "results.jsonl").read_text()
+
+    def test_quiet(self, feddm_: Feddm) -> None:
+        shown = feddm_("run", *arguments(rounds=1), "--out", "run", "--quiet")
+        assert shown == Output(0, "", "")
+        assert num_rounds(Path("run")) == 1
+
+    def test_quiet_is_not_silent_about_errors(self, feddm_: Feddm) -> None:
+        assert "partition.clients" in feddm_("run", "--clients", 0, "--quiet").error
+
+    def test_directories_have_names_of_their_own(self, feddm_: Feddm) -> None:
+        for number in (1, 2):
+            text = feddm_("run", *arguments(rounds=1)).text
+            assert text.splitlines()[-1] == f"Everything is in runs/feddm-digits-{number}"
+            assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()
+
+    def test_two_that_begin_at_once_do_not_get_in_each_others_way(
+        self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def build_after_another_run(config: Config) -> Setup:
+            monkeypatch.setattr(feddm.api, "build", build)
+            words = ["run", *arguments(rounds=1), "--quiet"]
+            feddm.cli.app(words, standalone_mode=False)
+            return build(config)
+
+        monkeypatch.setattr(feddm.api, "build", build_after_another_run)
+        assert feddm_("run", *arguments(rounds=1), "--quiet").text == ""
+        for number in (1, 2):
+            assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()
+
+    def test_a_directory_that_is_there_is_refused(self, feddm_: Feddm) -> None:
+        feddm_("run", *arguments(rounds=1), "--out", "run", "--quiet")
+        before = {path: path.read_bytes() for path in Path("run").iterdir() if path.is_file()}
+        message = feddm_("run", *arguments(rounds=2), "--out", "run").error
+        assert message == (
+            "run exists and is not empty; choose another with --out, "
+            "or continue that run with `feddm resume run`"
+        )
+        after = {path: path.read_bytes() for path in Path("run").iterdir() if path.is_file()}
+        assert after == before
+
+    def test_options_reach_the_run(self, feddm_: Feddm) -> None:
+        Path("file.toml").write_text('seed = 3\n[model]\nnorm = "group"\n')
+        words = ("--ipc", 1, "--alpha", 5, "--participation", 0.5, "--quiet", "--out", "run")
+        feddm_("run", "file.toml", *arguments(rounds=1), *words)
+        config = feddm_("config", Path("run") / "config.toml", "--json").text
+        values = json.loads(config)
+        assert (values["seed"], values["model"]["norm"], values["participation"]) == (
+            3,
+            "group",
+            0.5,
+        )
+        assert (values["synthesis"]["images_per_class"], values["partition"]["alpha"]) == (1, 5)
+        record = json.loads((Path("run") / "results.jsonl").read_text())
+        assert len(record["clients"]) == 2  # half of three
+        assert all(c["metrics"]["images"] == c["metrics"]["classes"] for c in record["clients"])
+
+    def test_bars_on_a_terminal(self, tmp_path: Path) -> None:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+        options = {"clients": CLIENTS, "rounds": 2, "workers": 1}
+        config = resolve(options=options, settings=SETTINGS)
+        with TextDisplay(console) as display:
+            display.finished(execute(config, tmp_path / "run", display))
+        text = screen.getvalue()
+        assert "clients learn" in text
+        assert "server trains" in text
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        assert all(len(row) <= 80 for row in re.split(r"[\r\n]+", plain))
+        assert "Final accuracy" in plain
+
+
+class TestResume:
+    def test_it_shows_the_rounds_before_and_goes_on(self, feddm_: Feddm) -> None:
+        feddm_("run", *arguments(rounds=2), "--out", "run", "--quiet")
+        config = Path("run") / "config.toml"
+        config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+        text = feddm_("resume", "run", "--json").text
+        assert text == (Path("run") / "results.jsonl").read_text()
+        assert text.count("\n") == 3
+
+        lines = feddm_("resume", "run").text.splitlines()
+        assert [row.split()[0] for row in lines[2:5]] == ["1/3", "2/3", "3/3"]
+        assert feddm_("resume", "run", "--quiet").text == ""
+
+    def test_a_note_about_other_versions(self, feddm_: Feddm) -> None:
+        feddm_("run", *arguments(rounds=1), "--out", "run", "--quiet")
+        environment = Path("run") / "environment.json"
+        environment.write_text(
+            json.dumps(json.loads(environment.read_text()) | {"numpy": "0.0"})
+        )
+        assert feddm_("resume", "run").out.startswith(
+            "Note: since the run began: numpy 0.0 -> "
+        )
+
+    def test_what_is_no_run_directory(self, feddm_: Feddm, tmp_path: Path) -> None:
+        message = feddm_("resume", tmp_path).error
+        assert message == f"{tmp_path} is not a run directory: it has no config.toml"
+        assert "is not a run directory" in feddm_("resume", "nowhere").error
+
+    def test_a_damaged_run_directory(self, feddm_: Feddm) -> None:
+        feddm_("run", *arguments(rounds=1), "--out", "run", "--quiet")
+        state = Path("run") / "checkpoints" / "round_00000001" / "state.safetensors"
+        state.write_bytes(state.read_bytes()[:-3])
+        assert f"{state} is damaged" in feddm_("resume", "run").error
+
+    def test_control_c_says_how_to_go_on(self, tmp_path: Path) -> None:
+        directory = tmp_path / "run"
+        slow = arguments(rounds=1000, synthesis_steps=20)
+        with running(tmp_path, "run", *slow, "--out", directory) as process:
+            wait_for_rounds(process, directory, 2)  # so the first is on the screen too
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err == f"Interrupted. Continue with: feddm resume {directory}\n"
+        assert "1/1000" in out
+        assert not (directory / "model.safetensors").exists()
+        numbers = [record["round"] for record in timeless_results(directory)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+class TestConfig:
+    def test_fed_back_as_a_file_it_is_the_same(self, feddm_: Feddm) -> None:
+        words = ("--dataset", "cifar100", "--preset", "paper", "--workers", 2, "--seed", 7)
+        shown = feddm_(
+            "config", *words, "--data-dir", "my data", "--set", "server.lr=1e-3"
+        ).text
+        Path("again.toml").write_text(shown)
+        assert feddm_("config", "again.toml").text == shown
+        assert feddm_("config", "again.toml", "--seed", 8).text != shown
+        for expected in (
+            'name = "cifar100"',
+            'preset = "paper"',
+            'dir = "my data"',
+            "workers = 2",
+            "seed = 7",
+            "lr = 0.001",
+            "images_per_class = 5",
+        ):
+            assert expected in shown.splitlines()
+
+    def test_json_has_the_same_values(self, feddm_: Feddm) -> None:
+        values = json.loads(feddm_("config", "--json").text)
+        assert tomli_w.dumps(values) == feddm_("config").text
+
+    def test_schema(self, feddm_: Feddm) -> None:
+        document = json.loads(feddm_("config", "--schema").text)
+        assert document["title"] == "Config"
+        assert document["properties"]["rounds"]["description"] == "Rounds of communication."
+
+    def test_a_run_uses_what_was_shown(self, feddm_: Feddm) -> None:
+        shown = feddm_("config", *arguments(rounds=1)).text
+        feddm_("run", *arguments(rounds=1), "--out", "run", "--quiet")
+        assert (Path("run") / "config.toml").read_text() == shown
+
+
+class TestPartition:
+    def test_json_holds_every_example_once(self, feddm_: Feddm) -> None:
+        shown = json.loads(feddm_("partition", "--clients", 4, "--json").text)
+        assert shown["classes"] == list("0123456789")
+        assert [len(row) for row in shown["clients"]] == [10] * 4
+        assert sum(map(sum, shown["clients"])) == 1438
+
+    def test_the_table_has_the_same_numbers(self, feddm_: Feddm) -> None:
+        table = json.loads(feddm_("partition", "--clients", 4, "--json").text)["clients"]
+        lines = feddm_("partition", "--clients", 4).text.splitlines()
+        assert lines[0].split() == ["client", *"0123456789", "classes", "total"]
+        for client, counts in enumerate(table):
+            cells = [str(count) if count else "." for count in counts]
+            present = sum(count > 0 for count in counts)
+            expected = [str(client), *cells, str(present), str(sum(counts))]
+            assert lines[1 + client].split() == expected
+        assert max(map(len, lines)) <= 80
+        assert lines[5].strip() == ""
+        # The bar of the largest client is the longest, and shows no class that it lacks.
+        bars = [row.split()[1] for row in lines[6:10]]
+        totals = [sum(counts) for counts in table]
+        assert max(range(4), key=lambda c: len(bars[c])) == totals.index(max(totals))
+        for bar, counts in zip(bars, table, strict=True):
+            assert {int(mark) for mark in bar} <= {c for c in range(10) if counts[c]}
+
+    def test_it_is_the_split_of_the_run(self, feddm_: Feddm) -> None:
+        shown = json.loads(feddm_("partition", "--clients", 3, "--seed", 4, "--json").text)[
+            "clients"
+        ]
+        # FedDM leaves out a class with fewer than ten images, and says how many it took.
+        feddm_("run", *arguments(rounds=1), "--seed", 4, "--out", "run", "--quiet")
+        record = json.loads((Path("run") / "results.jsonl").read_text())
+        assert [client["metrics"]["classes"] for client in record["clients"]] == [
+            sum(count >= 10 for count in counts) for counts in shown
+        ]
+
+    def test_a_client_without_examples(self, feddm_: Feddm) -> None:
+        words = ("--clients", 30, "--alpha", 0.01, "--set", "partition.min_examples=0")
+        table = json.loads(feddm_("partition", *words, "--json").text)["clients"]
+        empty = next(client for client, counts in enumerate(table) if not sum(counts))
+        lines = feddm_("partition", *words).text.splitlines()
+        assert lines[1 + empty].split() == [str(empty), *("." * 10), "0", "0"]
+        assert lines[32 + empty].split() == [str(empty)]
+
+    def test_what_cannot_be_split(self, feddm_: Feddm) -> None:
+        message = feddm_("partition", "--clients", 2000).error
+        assert message.startswith("1438 examples cannot be split over 2000 clients")
+        message = feddm_("partition", "--clients", 3, "--set", "partition.scheme=classes").error
+        assert message.startswith("3 clients with 2 classes each cannot hold all 10 classes")
+
+    def test_a_picture(self, feddm_: Feddm) -> None:
+        text = feddm_("partition", "--out", "split.png").text
+        assert text.splitlines()[-1] == "Drawn in split.png"
+        with Image.open("split.png") as picture:
+            assert picture.format == "PNG"
+            assert picture.width == 8 * 150
+            colors = picture.convert("RGB").getcolors(maxcolors=2**20)
+        assert colors is not None
+        assert len(colors) > 10  # a colour for each class
+
+    def test_a_picture_beside_json_leaves_the_json_alone(self, feddm_: Feddm) -> None:
+        assert json.loads(feddm_("partition", "--json", "--out", "split.png").text)["clients"]
+        assert Path("split.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    @pytest.mark.parametrize("name", ["none/split.png", "split.docx"])
+    def test_a_picture_that_cannot_be_written(self, feddm_: Feddm, name: str) -> None:
+        shown = feddm_("partition", "--out", name)
+        assert shown.code == 2
+        assert shown.err.startswith(f"feddm: cannot draw {name}: ")
+        assert shown.err.count("\n") == 1
+
+    def test_without_matplotlib(self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        shown = feddm_("partition", "--out", "split.png")
+        assert shown.code == 2
+        assert shown.err == "feddm: pictures need matplotlib: pip install 'feddm[figures]'\n"
+        assert not Path("split.png").exists()
+
+
+class TestData:
+    def test_list_as_json(self, feddm_: Feddm) -> None:
+        rows = {row["name"]: row for row in json.loads(feddm_("data", "list", "--json").text)}
+        assert list(rows) == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100"]
+        digits, cifar = rows["digits"], rows["cifar100"]
+        assert (digits["train"], digits["test"], digits["shape"]) == (1438, 359, [1, 8, 8])
+        assert digits["builtin"] is True
+        assert Path(digits["place"]).is_dir()
+        assert (cifar["classes"], cifar["place"], cifar["builtin"]) == (100, None, False)
+
+    def test_list(self, feddm_: Feddm, tmp_path: Path) -> None:
+        lines = feddm_("data", "list").text.splitlines()
+        assert lines[1].split() == [
+            *("digits", "10", "1,438", "359", "1x8x8", "comes", "with", "feddm")
+        ]
+        assert lines[2].split() == ["mnist", "10", "60,000", "10,000", "1x28x28", "not", "here"]
+        assert lines[-1] == f"Data folder: {tmp_path / 'data'}"
+
+    def test_list_of_a_folder_with_a_long_name(self, feddm_: Feddm, tmp_path: Path) -> None:
+        folder = tmp_path / "long/way/" / ("x" * 100)
+        lines = feddm_("data", "list", "--data-dir", folder).text.splitlines()
+        assert lines[-1] == f"Data folder: {folder}"
+
+    def test_check_of_what_is_right(self, feddm_: Feddm) -> None:
+        for words in (["digits"], []):  # nothing else is here
+            lines = feddm_("data", "check", *words).text.splitlines()
+            assert len(lines) == 4
+            for row in lines:
+                name, state, path = row.split(maxsplit=2)
+                assert (name, state) == ("digits", "right")
+                assert Path(path).is_file()
+
+    def test_check_of_what_is_not_there(self, feddm_: Feddm, tmp_path: Path) -> None:
+        message = feddm_("data", "check", "mnist").error
+        assert message.startswith(f"mnist is not in {tmp_path / 'data'}")
+
+    def test_check_of_what_is_damaged(self, feddm_: Feddm, tmp_path: Path) -> None:
+        folder = tmp_path / "data" / "MNIST" / "raw"
+        folder.mkdir(parents=True)
+        (folder / "train-images-idx3-ubyte").write_bytes(b"damaged")
+        shown = feddm_("data", "check", "mnist")
+        assert shown.code == 2
+        assert [row.split()[:2] for row in shown.out.splitlines()] == [["mnist", "WRONG"]] * 4
+        assert shown.err.startswith(f"feddm: {folder / 'train-images-idx3-ubyte'} ")
+        assert shown.err.endswith(" (and 3 more)\n")

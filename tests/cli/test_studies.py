@@ -1,0 +1,105 @@
+"""``feddm compare``, ``feddm tune`` and ``feddm message-size``."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feddm.cli import app
+from feddm.errors import ConfigError
+
+SMALL = [
+    *("--clients", "3", "--rounds", "1", "--workers", "1"),
+    *("--set", "model.width=4", "--set", "model.depth=2", "--set", "synthesis.steps=1"),
+    *("--set", "server.epochs=1", "--set", "local.batch_size=64"),
+]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_compare_all_six(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    command = ["compare", "--seeds", "0,1", "--targets", "0.01,1", "--out", str(study), *SMALL]
+    output = run(*command)
+    for name in ("feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"):
+        assert f"{name} seed 1: round 1/1" in output
+        assert (study / "cells" / f"{name}-seed1" / "model.safetensors").exists()
+    rows = json.loads((study / "table.json").read_text())
+    assert len(rows) == 6
+    assert {row["seeds"] for row in rows} == {2}
+    assert all(row["reached"][0]["rounds"] == 1 for row in rows)
+    assert (study / "table.md").read_text().count("\n|") == 7
+    assert (study / "table.csv").read_text().count("\n") == 7
+    again = run(*command)
+    assert "round 1/1" not in again
+    assert json.loads((study / "table.json").read_text()) == rows
+
+
+def test_compare_as_json_is_json_only(tmp_path: Path) -> None:
+    output = run("compare", "--algorithms", "real", "--json", "--out", str(tmp_path), *SMALL)
+    assert json.loads(output)[0]["name"] == "real"
+
+
+def test_tune_chooses_on_held_out_examples_and_compare_takes_the_winner(tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    output = run(
+        *("tune", "--algorithm", "fedavg", "--grid", "local.lr=1e-9,.05", "--out", str(tuned)),
+        *("--validation", "0.2", *SMALL, "--set", "local.epochs=5"),
+    )
+    assert "Best on validation: lr=0.05" in output
+    assert tomllib.loads((tuned / "winner.toml").read_text()) == {
+        "algorithm": "fedavg",
+        "local": {"lr": 0.05},
+    }
+    for cell in (tuned / "cells").iterdir():
+        config = tomllib.loads((cell / "config.toml").read_text())
+        assert config["data"]["validation"] == 0.2
+    study = tmp_path / "study"
+    run(
+        *("compare", "--algorithms", "fedavg,real", "--out", str(study), *SMALL),
+        *("--with", f"fedavg={tuned / 'winner.toml'}"),
+    )
+    config = tomllib.loads((study / "cells" / "fedavg-seed0" / "config.toml").read_text())
+    assert config["local"]["lr"] == 0.05
+    assert config["data"]["validation"] == 0
+    config = tomllib.loads((study / "cells" / "real-seed0" / "config.toml").read_text())
+    assert config["local"]["lr"] == 0.01
+
+
+def test_message_size_of_digits() -> None:
+    rows = json.loads(run("message-size", "--splits", "3", "--alpha", "0.5", "--json"))
+    assert len(rows) == 4
+    # Width 128 and depth 3 on 8x8: 1,280 + 2 * 147,584 + 3 * 256 + 128 * 10 + 10.
+    assert rows[1]["floats"] == 10 * 298_506
+    assert rows[3]["floats"] == 20 * 298_506
+    assert 0 < rows[0]["floats"] < 10 * 10 * 10 * 64
+    assert rows[0]["paper"] is None
+    assert "exact" in run("message-size", "--splits", "2", "--alpha", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "--algorithms", "fedavgg"], "algorithm must be one of"),
+        (["compare", "--algorithms", "real,real"], "--algorithms takes different names"),
+        (["compare", "--seeds", "0,x"], "--seeds takes different whole numbers"),
+        (["compare", "--targets", "95"], "numbers from 0 to 1"),
+        (["compare", "--with", "fedavg"], "--with takes NAME=FILE"),
+        (["compare", "--with", "fedavg=nowhere.toml"], "nowhere.toml"),
+        (["compare", "--set", "local.momentum=0.9"], "momentum must be 0 for scaffold"),
+        (["tune"], "name one with --grid"),
+        (["tune", "--grid", "local.lr"], "--grid takes key=value"),
+        (["tune", "--grid", "local.lrr=1"], "unknown key local.lrr"),
+        (["tune", "--grid", "local.lr=1", "--validation", "2"], "data.validation must be"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,98 @@
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from feddm.config import resolve
+from feddm.errors import RunDirectoryError
+from feddm.federation import RoundRecord
+from feddm.rundir import RunDirectory
+from feddm.studies import Cell, StudyObserver, choices, run_cells, setting_name, winner_toml
+
+SMALL = {"model.width": 4, "model.depth": 2, "local.batch_size": 64, "runtime.workers": 1}
+
+
+def cell(name: str = "fedavg", seed: int = 0, rounds: int = 2, **options: float) -> Cell:
+    chosen = {"algorithm": name, "seed": seed, "rounds": rounds, "clients": 3, **options}
+    return Cell(name, seed, resolve(options=chosen, settings=SMALL))
+
+
+class Watching(StudyObserver):
+    def __init__(self, stop_after: int = -1) -> None:
+        self.log: list[str] = []
+        self._left = stop_after
+
+    def began(self, cell: Cell) -> None:
+        self.log.append(f"{cell.name} {cell.seed}")
+
+    def finished_round(self, record: RoundRecord) -> None:
+        self.log.append(f"round {record.round}")
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+
+    def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
+        self.log.append(f"ended after {len(records)}")
+
+
+def test_a_finished_cell_is_never_run_again_and_a_killed_one_goes_on(tmp_path: Path) -> None:
+    cells = [cell("fedavg"), cell("scaffold")]
+    whole = run_cells(cells, tmp_path / "whole", Watching())
+    first = Watching(stop_after=3)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells, tmp_path / "cut", first)
+    assert first.log[-1] == "round 1"
+    second = Watching()
+    resumed = run_cells(cells, tmp_path / "cut", second)
+    assert second.log == ["fedavg 0", "ended after 2", "scaffold 0", "round 2", "ended after 2"]
+    for name in ("fedavg", "scaffold"):
+        assert [r.accuracy for r in resumed[name][0]] == [r.accuracy for r in whole[name][0]]
+        models = [
+            (tmp_path / study / "cells" / f"{name}-seed0" / "model.safetensors").read_bytes()
+            for study in ("whole", "cut")
+        ]
+        assert models[0] == models[1]
+
+
+def test_a_cell_with_other_settings_is_refused(tmp_path: Path) -> None:
+    run_cells([cell(rounds=1)], tmp_path, Watching())
+    with pytest.raises(RunDirectoryError, match="other settings"):
+        run_cells([cell(rounds=1, alpha=3.0)], tmp_path, Watching())
+
+
+def test_workers_and_the_place_of_data_are_no_other_settings(tmp_path: Path) -> None:
+    run_cells([cell(rounds=1)], tmp_path, Watching())
+    again = Cell(
+        "fedavg",
+        0,
+        resolve(
+            options={"algorithm": "fedavg", "rounds": 1, "clients": 3, "data_dir": "elsewhere"},
+            settings=SMALL | {"runtime.workers": 2},
+        ),
+    )
+    watching = Watching()
+    run_cells([again], tmp_path, watching)
+    assert watching.log == ["fedavg 0", "ended after 1"]
+
+
+def test_seeds_share_no_cell_and_algorithms_share_the_partition(tmp_path: Path) -> None:
+    run_cells([cell("fedavg", rounds=1), cell("real", rounds=1)], tmp_path, Watching())
+    prints = {
+        RunDirectory.open(folder).environment()["data"]
+        for folder in (tmp_path / "cells").iterdir()
+    }
+    assert len(prints) == 1
+
+
+def test_choices_are_all_combinations() -> None:
+    found = choices({"local.lr": [1, 2], "local.mu": [3, 4, 5]})
+    assert len(found) == 6
+    assert len({setting_name(choice) for choice in found}) == 6
+
+
+def test_the_winner_is_a_configuration_file() -> None:
+    text = winner_toml("fedprox", {"local.lr": 0.1, "local.mu": 1.0})
+    config = resolve(tomllib.loads(text))
+    assert (config.algorithm, config.local.lr, config.local.mu) == ("fedprox", 0.1, 1.0)
+    assert config.data.validation == 0
