@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help run test test-slow check format dev clean
+.PHONY: help run test test-slow check format dev clean docs
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
 
 run: $(VENV)/user  ## set up .venv, then run FedDM on the embedded digits
 	$(BIN)/feddm run
@@ -26,6 +26,25 @@ format: dev  ## put the code into its form
 	$(BIN)/ruff check --fix src tests
 
 dev: $(VENV)/dev  ## set up .venv with the dev tools
+
+docs: dev  ## fill the generated parts of the docs
+	$(BIN)/python scripts/docs
+
+# Studies: long, resumable, kept as small files in docs/studies. They need FEDDM_DATA or `feddm
+# data fetch`, and an hour or two on two cores.
+COMPARE = $(BIN)/feddm compare --dataset mnist --width 32
+
+study-mnist-feddm-real: dev  ## does learning the images pay?
+	$(COMPARE) --algorithms feddm,real --alpha 0.5 --rounds 3 --seeds 0,1,2 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-mnist-six: dev  ## all six algorithms on skewed data
+	$(COMPARE) --alpha 0.1 --rounds 5 --seeds 0,1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-mnist-fedavg: dev  ## does the baseline converge?
+	$(COMPARE) --algorithms fedavg --alpha 0.5 --rounds 5 --seeds 0 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage

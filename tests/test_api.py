@@ -172,6 +172,8 @@ class TestRun:
         assert set(options) == set(OPTIONS)
         feddm.run(**options, preset="paper", set={"server.lr": 0.5})
         feddm.run(**options | {"data_dir": Path("somewhere")})
+        # A run may be resumed from another folder.
+        options["data_dir"] = str(Path("somewhere").absolute())
         assert seen == [
             resolve(None, "paper", options, {"server.lr": 0.5}),
             resolve(options=options),

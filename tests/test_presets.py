@@ -79,8 +79,10 @@ def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
         "rounds",
         "model.width",
         "synthesis.steps",
+        "synthesis.lr",
         "synthesis.momentum",
         "synthesis.networks",
+        "server.lr",
         "server.epochs",
         "server.momentum",
     }

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,12 @@ class TestRefused:
             rest = {other: tensor for other, tensor in tensors.items() if other != name}
             self.refuse(saved(safetensors.torch.save(rest, metadata), tmp_path))
 
-    def test_metadata_are_missing(self, tmp_path: Path) -> None:
+    def test_a_part_of_its_description_is_missing(self, tmp_path: Path) -> None:
         tensors, metadata = opened(saved(SET.to_bytes(), tmp_path))
-        for key in set(metadata) - {"use"}:
-            rest = {other: text for other, text in metadata.items() if other != key}
-            self.refuse(saved(safetensors.torch.save(tensors, rest), tmp_path))
+        about = json.loads(metadata["feddm"])
+        for key in set(about) - {"use"}:
+            rest = {other: value for other, value in about.items() if other != key}
+            content = safetensors.torch.save(tensors, {"feddm": json.dumps(rest)})
+            self.refuse(saved(content, tmp_path))
+        for text in ("[]", "5", "{", "null"):
+            self.refuse(saved(safetensors.torch.save(tensors, {"feddm": text}), tmp_path))

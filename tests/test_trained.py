@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,16 @@ class TestRefused:
         tensors["linear.bias"] = torch.zeros(4)
         self.refuse(saved(safetensors.torch.save(tensors, metadata), tmp_path))
 
-    def test_metadata_are_missing(self, tmp_path: Path) -> None:
+    def test_a_part_of_its_description_is_missing(self, tmp_path: Path) -> None:
         tensors, metadata = opened(saved(TRAINED.to_bytes(), tmp_path))
-        for key in metadata:
-            rest = {other: text for other, text in metadata.items() if other != key}
-            self.refuse(saved(safetensors.torch.save(tensors, rest), tmp_path))
+        about = json.loads(metadata["feddm"])
+        for key in about:
+            rest = {other: value for other, value in about.items() if other != key}
+            content = safetensors.torch.save(tensors, {"feddm": json.dumps(rest)})
+            self.refuse(saved(content, tmp_path))
+
+    def test_a_model_that_does_not_exist(self, tmp_path: Path) -> None:
+        tensors, metadata = opened(saved(TRAINED.to_bytes(), tmp_path))
+        about = json.loads(metadata["feddm"]) | {"model": {"name": "vgg"}}
+        content = safetensors.torch.save(tensors, {"feddm": json.dumps(about)})
+        self.refuse(saved(content, tmp_path))

@@ -119,7 +119,7 @@ def run(
         "ipc": ipc,
         "seed": seed,
         "workers": workers,
-        "data_dir": None if data_dir is None else os.fspath(data_dir),
+        "data_dir": None if data_dir is None else os.path.abspath(data_dir),
     }
     values = (
         config if config is None or isinstance(config, Mapping) else load_toml(Path(config))
@@ -158,7 +158,7 @@ def resume(
         config = opened.config()
         options = {
             "workers": workers,
-            "data_dir": None if data_dir is None else os.fspath(data_dir),
+            "data_dir": None if data_dir is None else os.path.abspath(data_dir),
         }
         config = resolve(config.model_dump(), options=options)
         setup = build(config)

@@ -51,7 +51,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Section(BaseModel):
     """A part of the configuration: immutable, complete, and with no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -191,7 +191,7 @@ def resolve(
     over = nested(chosen | dict(settings or {}))
 
     given = merged(file or {}, over)
-    name = over.get("preset") or preset or given.get("preset") or "quick"
+    name = over.get("preset", given.get("preset", "quick") if preset is None else preset)
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     data = given.get("data")

@@ -19,11 +19,19 @@ def from_line(line: str) -> RoundRecord:
     """Returns the record that `to_line` wrote; raises `ValueError` if the line is another."""
     try:
         fields = json.loads(line)
-        clients = tuple(ClientRecord(**client) for client in fields.pop("clients"))
-        fields = {key: math.nan if value is None else value for key, value in fields.items()}
-        return RoundRecord(**fields, clients=clients)
+        if not isinstance(fields["round"], int):
+            raise TypeError(f"round {fields['round']!r}")
+        clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
+        return RoundRecord(**_numbers(fields), clients=clients)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a line of results: {error}") from error
+
+
+def _numbers(value: Any) -> Any:
+    """Returns the fields with nan for null."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return math.nan if value is None else value
 
 
 def _finite(value: Any) -> Any:

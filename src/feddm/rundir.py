@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,16 +48,12 @@ class RunDirectory:
         """Makes a new run directory; one that has anything in it is never taken."""
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                hint = ""
-                if (path / "config.toml").exists():
-                    hint = f", or continue that run with `feddm resume {path}`"
-                raise RunDirectoryError(
-                    f"{path} exists and is not empty; choose another with --out{hint}"
-                )
-            directory = cls(path)
-            directory.write("environment.json", json.dumps(environment, indent=2).encode())
-            directory.write("config.toml", config.to_toml().encode())
+            _check_empty(path)
+            # Two processes may have come so far at once; the one with the lock goes on.
+            with cls(path) as directory:
+                _check_empty(path)
+                directory.write("environment.json", json.dumps(environment, indent=2).encode())
+                directory.write("config.toml", config.to_toml().encode())
             return directory
 
     @classmethod
@@ -92,19 +89,17 @@ class RunDirectory:
         """Returns the versions and the fingerprint that the run began with."""
         try:
             return dict(json.loads((self.path / "environment.json").read_text()))
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise RunDirectoryError(f"{self.path}/environment.json cannot be read") from error
 
     def records(self) -> list[RoundRecord]:
         """Returns the rounds written down; a last line that was cut off is left out."""
         file = self.path / "results.jsonl"
-        lines = (
-            file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        )
-        if lines and not lines[-1].endswith("\n"):
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         try:
-            return [from_line(line) for line in lines]
+            return [from_line(line.decode()) for line in lines]
         except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from error
 
@@ -133,7 +128,7 @@ class RunDirectory:
             _write(part / "memories.safetensors", to_bytes(remembered))
             part.rename(final)
             for older in folder.iterdir():
-                if older != final:
+                if older.is_dir() and older != final:
                     shutil.rmtree(older)
 
     def rewind(self) -> tuple[Federation, dict[int, Records]] | None:
@@ -162,11 +157,24 @@ class RunDirectory:
 
 
 def next_free(parent: Path, name: str) -> Path:
-    """Returns ``parent/name-1``, or the first such number that is free."""
+    """Makes ``parent/name-1``, or the first such number that is free, and returns it."""
     number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    with _explained(parent):
+        while True:
+            path = parent / f"{name}-{number}"
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)  # now nobody else can have it
+                return path
+            number += 1
+
+
+def _check_empty(path: Path) -> None:
+    if all(content.name == ".lock" for content in path.iterdir()):
+        return
+    hint = ""
+    if (path / "config.toml").exists():
+        hint = f", or continue that run with `feddm resume {shlex.quote(str(path))}`"
+    raise RunDirectoryError(f"{path} exists and is not empty; choose another with --out{hint}")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,11 @@ def winner_toml(algorithm: str, choice: Mapping[str, Any]) -> str:
     return tomli_w.dumps({"algorithm": algorithm, **nested(choice)})
 
 
-def describe(study: Path, what: Mapping[str, Any]) -> None:
-    """Writes down what is studied."""
-    study.mkdir(parents=True, exist_ok=True)
-    (study / "study.json").write_text(json.dumps(what, indent=2) + "\n", encoding="utf-8")
+def describe(study: Path, names: Sequence[str], command: Sequence[str]) -> None:
+    """Writes down what is studied, and by which command."""
+    what = {"names": list(names), "command": shlex.join(command)}
+    try:
+        study.mkdir(parents=True, exist_ok=True)
+        (study / "study.json").write_text(json.dumps(what, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(f"cannot use {study}: {error.strerror}") from error

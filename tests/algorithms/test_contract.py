@@ -92,9 +92,7 @@ class TestEveryAlgorithm:
         memory = to_bytes(result.memory)
         algorithm.local(download, data, result.memory, generator(0, "c"), ignore)
         upload = to_bytes(result.upload)
-        algorithm.aggregate(
-            state, [Upload(0, result.upload)], generator(0, "s"), ignore
-        )
+        algorithm.aggregate(state, [Upload(0, result.upload)], generator(0, "s"), ignore)
         assert to_bytes(state) == before
         assert to_bytes(result.memory) == memory
         assert to_bytes(result.upload) == upload

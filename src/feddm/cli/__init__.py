@@ -6,6 +6,7 @@ inside the command that needs it, so that help and mistakes are answered at once
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -19,6 +20,7 @@ app = typer.Typer(
     name="feddm",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,6 +64,8 @@ def feddm(
 
 def main() -> None:
     """Runs the command line: an error that the user can mend is one line and exit code 2."""
+    # Whoever is asked to end by the system cleans up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except FedDMError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,7 +77,7 @@ def compare(
 
     cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
-    describe(study, {"algorithms": names, "seeds": seeds, "targets": accuracies})
+    describe(study, names, command())
     with _shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), accuracies)
         for ending, write in (("md", to_markdown), ("csv", to_csv), ("json", to_json)):
@@ -129,7 +130,7 @@ def tune(
         for choice in choices(axes)
     ]
     study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
-    describe(study, {"algorithm": algorithm, "grid": axes, "seeds": seeds})
+    describe(study, [cell.name for cell in cells], command())
     with _shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), ())
         rows.sort(key=lambda row: row.final.mean, reverse=True)
@@ -154,6 +155,11 @@ PAPER_GRIDS: dict[str, dict[str, list[Any]]] = {
     "fednova": _LOCAL_GRID,
     "scaffold": _LOCAL_GRID,
 }
+
+
+def command() -> list[str]:
+    """Returns the command as it was typed."""
+    return ["feddm", *sys.argv[1:]]
 
 
 def _share(text: str) -> float:

@@ -71,7 +71,9 @@ def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"Data folder: {data_root(data_dir)}", highlight=False, markup=False)
+    console.print(
+        f"Data folder: {data_root(data_dir)}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 @app.command(epilog="Example: `feddm data fetch cifar10`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -51,6 +52,9 @@ class JsonDisplay(Display):
 
     def finished_round(self, record: RoundRecord) -> None:
         print(to_line(record), flush=True)
+
+    def notice(self, text: str) -> None:
+        print(f"feddm: {text}", file=sys.stderr)
 
 
 class TextDisplay(Display):

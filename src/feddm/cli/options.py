@@ -136,7 +136,7 @@ def _given(
     if workers is not None:
         options["workers"] = number_of_workers(workers)
     if data_dir is not None:
-        options["data_dir"] = str(data_dir)
+        options["data_dir"] = str(data_dir.absolute())  # a run may be resumed from elsewhere
     file = None if config is None else load_toml(config)
     return Given(file, preset, options, parse_settings(settings or ()))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,8 +46,13 @@ def run(
     from feddm.rundir import next_free
 
     directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
-    with _shown(directory, quiet, json) as display:
-        display.finished(execute(config, directory, display))
+    try:
+        with _shown(directory, quiet, json) as display:
+            display.finished(execute(config, directory, display))
+    finally:
+        if out is None:
+            with suppress(OSError):
+                directory.rmdir()  # works only if nothing was begun in it
 
 
 def resume(
@@ -83,7 +89,8 @@ def _shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
     except KeyboardInterrupt:
         if (directory / "config.toml").exists():
             Console(stderr=True, soft_wrap=True).print(
-                f"Interrupted. Continue with: feddm resume {directory}", markup=False
+                f"Interrupted. Continue with: feddm resume {shlex.quote(str(directory))}",
+                markup=False,
             )
             raise typer.Exit(130) from None
         raise

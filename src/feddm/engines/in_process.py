@@ -104,7 +104,8 @@ class _Workers:
         shards: list[np.ndarray[Any, Any]],
         number: int,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="feddm-")
+        # Some systems cannot remove a file that a worker has mapped, until it has ended.
+        self._folder = tempfile.TemporaryDirectory(prefix="feddm-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         try:
             Shards.write(folder, data, shards)
@@ -114,7 +115,7 @@ class _Workers:
                 f"cannot share the data with workers in {folder}: {error.strerror}; "
                 "set TMPDIR to a folder with room, or use --workers 1"
             ) from error
-        self._setup = Setup(algorithm, folder, data.normalization)
+        self._setup: Setup | None = Setup(algorithm, folder, data.normalization)
         self._processes = [_start() for _ in range(number)]
         self._threads: list[threading.Thread] = []
 
@@ -138,9 +139,9 @@ class _Workers:
             except Exception as error:
                 inbox.put(("broken", error))
 
+        self._set_up()
         self._threads = [threading.Thread(target=talk, args=(w,)) for w in self._processes]
-        for worker, thread in zip(self._processes, self._threads, strict=True):
-            worker.setup(self._setup)
+        for thread in self._threads:
             thread.start()
         busy = len(self._processes)
         while busy:
@@ -153,6 +154,20 @@ class _Workers:
                 busy -= 1
             else:
                 raise fields[0]
+
+    def _set_up(self) -> None:
+        """Has all workers map the data, once, and then removes the files.
+
+        So that not even a process that is killed leaves a copy of the data behind.
+        """
+        if self._setup is None:
+            return
+        for worker in self._processes:
+            worker.send(("setup", self._setup))
+        for worker in self._processes:
+            worker.receive()
+        self._setup = None
+        self._folder.cleanup()
 
     def close(self) -> None:
         for worker in self._processes:
@@ -169,22 +184,16 @@ class _Worker:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._ready = False
-        self._round: int | None = None
-
-    def setup(self, setup: Setup) -> None:
-        if not self._ready:
-            self._send(("setup", setup))
-            self._ready = True
+        self._download: Records | None = None  # what the worker has at the moment
 
     def work(self, task: Task, memory: Records, put: Any) -> None:
         """Has one task done, and puts its ticks and its reply."""
-        if task.round != self._round:
-            self._send(("download", to_bytes(task.download)))
-            self._round = task.round
-        self._send(("task", task.client, task.round, task.seed, to_bytes(memory)))
+        if task.download is not self._download:
+            self.send(("download", to_bytes(task.download)))
+            self._download = task.download
+        self.send(("task", task.client, task.round, task.seed, to_bytes(memory)))
         while True:
-            kind, *fields = self._receive()
+            kind, *fields = self.receive()
             if kind == "tick":
                 put(("tick", task.client, fields[0]))
             elif kind == "failed":
@@ -209,14 +218,14 @@ class _Worker:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         assert self._process.stdin is not None
         try:
             send(self._process.stdin, message)
         except BrokenPipeError:
             raise self._death() from None
 
-    def _receive(self) -> Any:
+    def receive(self) -> Any:
         assert self._process.stdout is not None
         try:
             return receive(self._process.stdout)

@@ -8,7 +8,8 @@ network.
     parent -> worker   ("setup", Setup)
                        ("download", round, bytes)              once a round
                        ("task", client, round, seed, memory)
-    worker -> parent   ("tick", fraction)
+    worker -> parent   ("ready",)                              once, when the data are mapped
+                       ("tick", fraction)
                        ("done", upload, memory, metrics, seconds)
                        ("failed", exception, traceback)
 """
@@ -104,6 +105,7 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     """Answers tasks until the parent is gone."""
     _, setup = receive(inbox)
     shards = Shards(setup.folder, setup.normalization)
+    send(outbox, ("ready",))
     download: Records = {}
     while True:
         kind, *fields = receive(inbox)
