@@ -40,10 +40,9 @@ def test_summary_by_hand() -> None:
     assert row.reached[0].rounds == 2.5
 
 
-def test_one_seed_has_no_deviation_and_no_run_no_row() -> None:
-    rows = summarize({"a": [run(0.5)], "b": [[]]}, [])
-    assert [row.name for row in rows] == ["a"]
-    assert rows[0].final == Spread(0.5, None)
+def test_one_seed_has_no_deviation() -> None:
+    (row,) = summarize({"a": [run(0.5)]}, [])
+    assert row.final == Spread(0.5, None)
 
 
 def test_tables_have_a_row_for_each() -> None:
@@ -59,5 +58,12 @@ def test_tables_have_a_row_for_each() -> None:
     assert json.loads(to_json(rows))[1]["final"] == {"mean": 0.3, "std": None}
 
 
-def test_what_diverged_is_named() -> None:
-    assert "diverged" in to_markdown(summarize({"a": [run(math.nan)]}, []))
+def test_what_failed_is_counted_and_the_rest_stands() -> None:
+    rows = summarize({"a": [run(0.5), []], "b": [[]]}, [0.1])
+    assert [(row.seeds, row.failed) for row in rows] == [(1, 1), (0, 1)]
+    assert rows[0].final.mean == 0.5
+    lines = to_markdown(rows).splitlines()
+    assert lines[2].startswith("| a (1 failed) | 50.00 |")
+    assert lines[3].startswith("| b (1 failed) | - | - | - | - |")
+    assert json.loads(to_json(rows))[1]["final"]["mean"] is None
+    assert to_csv(rows).count("\n") == 3

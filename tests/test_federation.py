@@ -92,6 +92,8 @@ def test_progress_reaches_the_end_of_both_stages() -> None:
 def test_participation_samples_other_clients_every_round() -> None:
     cohorts = [[c.client for c in record.clients] for _, record in rounds(participation=0.5)]
     assert all(len(cohort) == 2 for cohort in cohorts)
+    for _, record in rounds(participation=0.5):  # who sits out receives nothing
+        assert (record.floats_up, record.floats_down, record.bytes_down) == (2, 2, 8)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
 
 

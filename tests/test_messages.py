@@ -1,6 +1,6 @@
 import numpy as np
 
-from feddm.messages import PAPER, PAPER_BASELINE, synthetic_size
+from feddm.messages import PAPER, PAPER_BASELINE, model_sizes, synthetic_size
 from feddm.models import ConvNet, num_params
 from feddm.seeding import generator
 
@@ -15,18 +15,23 @@ def test_size_by_hand() -> None:
         [np.arange(15), np.arange(15, 27)],
     ]
     size = synthetic_size(
+        "FedDM",
         labels,
         splits.__getitem__,
         range(2),
         num_classes=2,
         images_per_class=10,
         min_class_size=9,
-        shape=(2, 3, 3),
+        floats_per_image=18,
     )
     assert size.floats == 19.5 * 18
     assert size.std == np.std([19, 20], ddof=1) * 18
-    assert size.pairs == 2
-    assert size.seeds == 2
+    assert size.what == "FedDM, 2.0 pairs"
+
+
+def test_baselines_by_hand() -> None:
+    # Three clients with a model of 100 numbers.
+    assert [size.floats for size in model_sizes(100, 3)] == [300, 303, 600]
 
 
 def test_the_papers_figures_are_whole_pairs() -> None:

@@ -13,7 +13,7 @@ from feddm.studies import Cell, StudyObserver, choices, run_cells, setting_name,
 SMALL = {"model.width": 4, "model.depth": 2, "local.batch_size": 64, "runtime.workers": 1}
 
 
-def cell(name: str = "fedavg", seed: int = 0, rounds: int = 2, **options: float) -> Cell:
+def cell(name: str = "fedavg", seed: int = 0, rounds: int = 2, **options: object) -> Cell:
     chosen = {"algorithm": name, "seed": seed, "rounds": rounds, "clients": 3, **options}
     return Cell(name, seed, resolve(options=chosen, settings=SMALL))
 
@@ -31,6 +31,9 @@ class Watching(StudyObserver):
         self._left -= 1
         if self._left == 0:
             raise KeyboardInterrupt
+
+    def notice(self, text: str) -> None:
+        self.log.append(text)
 
     def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
         self.log.append(f"ended after {len(records)}")
@@ -96,3 +99,39 @@ def test_the_winner_is_a_configuration_file() -> None:
     config = resolve(tomllib.loads(text))
     assert (config.algorithm, config.local.lr, config.local.mu) == ("fedprox", 0.1, 1.0)
     assert config.data.validation == 0
+
+
+def test_a_cell_that_diverges_does_not_end_the_study(tmp_path: Path) -> None:
+    wild = Cell(
+        "fedavg",
+        0,
+        resolve(
+            options={"algorithm": "fedavg", "rounds": 3, "clients": 3},
+            settings=SMALL | {"local.lr": 1e6},
+        ),
+    )
+    cells = [wild, cell("real", rounds=1)]
+    for _ in range(2):  # and the same command again ends as well
+        watching = Watching()
+        results = run_cells(cells, tmp_path, watching)
+        assert list(results["fedavg"]) == [()]
+        assert len(results["real"][0]) == 1
+        assert any("fedavg seed 0 failed: client" in line for line in watching.log)
+
+
+def test_a_killed_cell_finds_data_that_were_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell()], tmp_path, Watching(stop_after=1))
+    asked: list[object] = []
+
+    def resumed(directory: Path, **options: object) -> object:
+        asked.append(options["data_dir"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("feddm.studies.resume", resumed)
+    moved = cell(data_dir="elsewhere")
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([moved], tmp_path, Watching())
+    assert asked == ["elsewhere"]

@@ -201,9 +201,10 @@ def _go(
             observer.finished_round(record)
     result = _result(config, setup, federation, records, directory)
     if directory is not None:
-        directory.write("model.safetensors", result.model.to_bytes())
         if result.synthetic is not None:
             directory.write("synthetic.safetensors", result.synthetic.to_bytes())
+        # The model last: whoever finds it may take the run for finished.
+        directory.write("model.safetensors", result.model.to_bytes())
     return result
 
 
@@ -232,6 +233,11 @@ def _result(
         else from_state(synthetic, info.classes, normalization),
         directory=None if directory is None else directory.path,
     )
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with numpy's numbers as Python's, as from a loop over `np.arange`."""
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
 
 def _environment(setup: Setup) -> dict[str, Any]:

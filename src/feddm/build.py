@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -120,17 +121,17 @@ def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
         momentum=config.server.momentum,
         weight_decay=config.server.weight_decay,
     )
-    real = Real(
-        model,
-        images_per_class=config.synthesis.images_per_class,
-        min_class_size=config.synthesis.min_class_size,
-        server_sgd=server_sgd,
-        server_radius=config.server.radius,
-        weighting=config.server.weighting,
-    )
+    union: dict[str, Any] = {
+        "model": model,
+        "images_per_class": config.synthesis.images_per_class,
+        "min_class_size": config.synthesis.min_class_size,
+        "server_sgd": server_sgd,
+        "server_radius": config.server.radius,
+        "weighting": config.server.weighting,
+    }
     if config.algorithm == "real":
-        return real
-    return FedDM(**vars(real), synthesis=build_synthesis(config.synthesis))
+        return Real(**union)
+    return FedDM(**union, synthesis=build_synthesis(config.synthesis))
 
 
 def build_synthesis(config: SynthesisConfig) -> Synthesis:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from feddm.federation import RoundRecord
+from feddm.results import finite
 
-Records = Sequence[RoundRecord]
+Curve = Sequence[RoundRecord]  # of one seed; empty if the run failed
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Spread:
         Spread(mean=2.0, std=1.4142135623730951)
         """
         std = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), std)
+        return cls(_mean(values), std)
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one algorithm.
+    """What came out for one algorithm, over the seeds that ended.
 
     Args:
         name: Its name.
-        seeds: How many seeds.
+        seeds: How many seeds ended.
+        failed: How many did not, because training diverged.
         final: Accuracy after the last round.
         best: Accuracy of the best round.
         reached: When given accuracies were reached.
@@ -70,6 +72,7 @@ class Row:
 
     name: str
     seeds: int
+    failed: int
     final: Spread
     best: Spread
     reached: tuple[Reached, ...]
@@ -79,36 +82,40 @@ class Row:
     server_seconds: float
 
 
-def summarize(runs: Mapping[str, Sequence[Records]], targets: Iterable[float]) -> list[Row]:
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def summarize(runs: Mapping[str, Sequence[Curve]], targets: Iterable[float]) -> list[Row]:
     """Returns a row for each algorithm.
 
     Args:
-        runs: For each name, the records of each seed; a seed without any is left out.
+        runs: For each name, the records of each seed.
         targets: Accuracies to be reached.
     """
     rows = []
+    targets = list(targets)
     for name, seeds in runs.items():
         done = [records for records in seeds if records]
-        if not done:
-            continue
         everything = [record for records in done for record in records]
         rows.append(
             Row(
                 name=name,
                 seeds=len(done),
+                failed=len(seeds) - len(done),
                 final=Spread.of([records[-1].accuracy for records in done]),
                 best=Spread.of([max(r.accuracy for r in records) for records in done]),
                 reached=tuple(reached(done, target) for target in targets),
-                bytes_up=statistics.fmean(r.bytes_up for r in everything),
-                bytes_down=statistics.fmean(r.bytes_down for r in everything),
-                client_seconds=statistics.fmean(r.client_seconds for r in everything),
-                server_seconds=statistics.fmean(r.server_seconds for r in everything),
+                bytes_up=_mean([r.bytes_up for r in everything]),
+                bytes_down=_mean([r.bytes_down for r in everything]),
+                client_seconds=_mean([r.client_seconds for r in everything]),
+                server_seconds=_mean([r.server_seconds for r in everything]),
             )
         )
     return rows
 
 
-def reached(seeds: Sequence[Records], target: float) -> Reached:
+def reached(seeds: Sequence[Curve], target: float) -> Reached:
     """Returns when the accuracy was first reached, averaged over the seeds that did."""
     firsts = [
         (number, sum(r.bytes_up for r in path), sum(r.bytes_down for r in path))
@@ -132,7 +139,7 @@ LEGEND = (
 
 def to_json(rows: Sequence[Row]) -> str:
     """Returns all numbers, for other programs."""
-    return json.dumps([asdict(row) for row in rows], indent=2)
+    return json.dumps(finite([asdict(row) for row in rows]), indent=2, allow_nan=False)
 
 
 def header(rows: Sequence[Row]) -> list[str]:
@@ -152,13 +159,13 @@ def header(rows: Sequence[Row]) -> list[str]:
 def cells(row: Row) -> list[str]:
     """Returns a row as text."""
     return [
-        row.name,
+        f"{row.name} ({row.failed} failed)" if row.failed else row.name,
         accuracy_text(row.final),
         accuracy_text(row.best),
         *(reached_text(target, row.seeds) for target in row.reached),
-        f"{row.bytes_up / 1e6:.2g}",
-        f"{row.bytes_down / 1e6:.2g}",
-        f"{row.client_seconds:.2g}",
+        number_text(row.bytes_up / 1e6),
+        number_text(row.bytes_down / 1e6),
+        number_text(row.client_seconds),
     ]
 
 
@@ -178,6 +185,7 @@ def to_csv(rows: Sequence[Row]) -> str:
         fields: dict[str, object] = {
             "algorithm": row.name,
             "seeds": row.seeds,
+            "failed": row.failed,
             "final_accuracy": row.final.mean,
             "final_accuracy_std": row.final.std,
             "best_accuracy": row.best.mean,
@@ -205,7 +213,7 @@ def accuracy_text(spread: Spread) -> str:
     ('98.77 ± 0.12', '50.00')
     """
     if not math.isfinite(spread.mean):
-        return "diverged"
+        return "-"
     mean = f"{100 * spread.mean:.2f}"
     return mean if spread.std is None else f"{mean} ± {100 * spread.std:.2f}"
 
@@ -221,4 +229,15 @@ def reached_text(target: Reached, seeds: int) -> str:
     if target.rounds is None or target.bytes_up is None:
         return "-"
     some = f" ({target.seeds}/{seeds})" if target.seeds < seeds else ""
-    return f"{target.rounds:.3g}: {target.bytes_up / 1e6:.3g} MB{some}"
+    return f"{target.rounds:.3g}: {number_text(target.bytes_up / 1e6)} MB{some}"
+
+
+def number_text(value: float) -> str:
+    """Returns a number with two digits that count, or all those before its point.
+
+    >>> number_text(0.0251), number_text(2.44), number_text(1270.3)
+    ('0.025', '2.4', '1270')
+    """
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"

@@ -74,7 +74,7 @@ class PartitionConfig(Section):
     )
     clients: PositiveInt = Field(description="Number of clients.")
     alpha: PositiveFloat = Field(description="Dirichlet concentration; small is skewed.")
-    min_examples: NonNegativeInt = Field(
+    min_examples: PositiveInt = Field(
         10, description="Dirichlet splits are drawn again until every client has so many."
     )
     classes_per_client: PositiveInt = Field(2, description="For the scheme `classes`.")
@@ -176,6 +176,8 @@ def resolve(
     preset: str | None = None,
     options: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    *,
+    special: Mapping[str, Any] | None = None,
 ) -> Config:
     """Returns the complete configuration.
 
@@ -184,11 +186,12 @@ def resolve(
         preset: Value of ``--preset``.
         options: Values of the other options by their names in `OPTIONS`; ``None`` is not given.
         settings: Values of ``--set`` by their keys, as ``{"partition.clients": 10}``.
+        special: Values of a file for one run of several; over ``--preset``, under options.
     """
     chosen = {
         OPTIONS[name]: value for name, value in (options or {}).items() if value is not None
     }
-    over = nested(chosen | dict(settings or {}))
+    over = merged(special or {}, nested(chosen | dict(settings or {})))
 
     given = merged(file or {}, over)
     name = over.get("preset", given.get("preset", "quick") if preset is None else preset)

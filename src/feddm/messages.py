@@ -6,7 +6,6 @@ figure is exact; that of FedDM depends on how many (client, class) pairs the spl
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,16 +24,24 @@ PAPER_BASELINE = {"mnist": 3_177_060, "cifar10": 3_200_100, "cifar100": 5_044_20
 
 
 @dataclass(frozen=True)
-class SyntheticSize:
-    """How many floats FedDM uploads in a round, over splits by different seeds."""
+class MessageSize:
+    """What all clients upload in a round.
 
+    Args:
+        what: Who sends it.
+        floats: Floating-point numbers, on average over splits.
+        std: Standard deviation over splits; 0 if it does not depend on the split.
+        paper: What the paper says, if it says something about this.
+    """
+
+    what: str
     floats: float
-    std: float
-    pairs: float
-    seeds: int
+    std: float = 0.0
+    paper: int | None = None
 
 
 def synthetic_size(
+    what: str,
     labels: Labels,
     split: Callable[[int], Shards],
     seeds: Iterable[int],
@@ -42,18 +49,21 @@ def synthetic_size(
     num_classes: int,
     images_per_class: int,
     min_class_size: int,
-    shape: tuple[int, int, int],
-) -> SyntheticSize:
-    """Returns mean and standard deviation of what all clients upload.
+    floats_per_image: int,
+    paper: int | None = None,
+) -> MessageSize:
+    """Returns what the clients of FedDM or REAL upload.
 
     Args:
+        what: Its name; the mean number of (client, class) pairs is added.
         labels: Of the training set.
         split: Splits it, for a seed.
         seeds: Seeds of the splits.
         num_classes: Number of classes.
         images_per_class: Images that a client sends of a class, or as many as it has.
         min_class_size: A class with fewer real images is left out.
-        shape: Of an image.
+        floats_per_image: Of an image, and of its weight if it has one.
+        paper: What the paper says.
     """
     images, pairs = [], []
     for seed in seeds:
@@ -61,8 +71,19 @@ def synthetic_size(
         kept = table[table >= min_class_size]
         images.append(int(np.minimum(kept, images_per_class).sum()))
         pairs.append(len(kept))
-    size = math.prod(shape)
-    std = statistics.stdev(images) if len(images) > 1 else 0.0
-    return SyntheticSize(
-        statistics.fmean(images) * size, std * size, statistics.fmean(pairs), len(images)
+    return MessageSize(
+        f"{what}, {statistics.fmean(pairs):.1f} pairs",
+        statistics.fmean(images) * floats_per_image,
+        (statistics.stdev(images) if len(images) > 1 else 0.0) * floats_per_image,
+        paper,
     )
+
+
+def model_sizes(num_params: int, clients: int, paper: int | None = None) -> list[MessageSize]:
+    """Returns what the clients of the baselines upload, whose messages are models."""
+    weights = num_params * clients
+    return [
+        MessageSize("FedAvg, FedProx", weights, paper=paper),
+        MessageSize("FedNova (and a coefficient)", weights + clients),
+        MessageSize("SCAFFOLD (and a variate)", 2 * weights),
+    ]

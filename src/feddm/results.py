@@ -12,7 +12,7 @@ from feddm.federation import ClientRecord, RoundRecord
 
 def to_line(record: RoundRecord) -> str:
     """Returns the record as one line of JSON; a number that is not finite becomes null."""
-    return json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False)
+    return json.dumps(finite(dataclasses.asdict(record)), allow_nan=False)
 
 
 def from_line(line: str) -> RoundRecord:
@@ -34,9 +34,10 @@ def _numbers(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Returns the value with null for every number that JSON cannot hold."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -169,7 +169,9 @@ def next_free(parent: Path, name: str) -> Path:
 
 
 def _check_empty(path: Path) -> None:
-    if all(content.name == ".lock" for content in path.iterdir()):
+    # What a run killed before it had a config.toml leaves is nothing to keep.
+    half_made = {".lock", "environment.json", "environment.json.part", "config.toml.part"}
+    if {content.name for content in path.iterdir()} <= half_made:
         return
     hint = ""
     if (path / "config.toml").exists():

@@ -21,8 +21,9 @@ from typing import Any
 import tomli_w
 
 from feddm.api import Observer, execute, resume
+from feddm.comparison import Row, to_csv, to_json, to_markdown
 from feddm.config import Config, nested
-from feddm.errors import RunDirectoryError
+from feddm.errors import EmptyRoundError, RunDirectoryError, UploadError
 from feddm.federation import RoundRecord
 from feddm.rundir import RunDirectory
 
@@ -52,11 +53,19 @@ class StudyObserver(Observer):
 def run_cells(
     cells: Iterable[Cell], study: Path, observer: StudyObserver
 ) -> dict[str, list[Sequence[RoundRecord]]]:
-    """Runs what is left of a study, and returns the records of each name and seed."""
+    """Runs what is left of a study, and returns the records of each name and seed.
+
+    A cell that diverges has none.
+    """
     results: dict[str, list[Sequence[RoundRecord]]] = {}
     for cell in cells:
         observer.began(cell)
-        records = _run(cell, cell.directory(study), observer)
+        records: Sequence[RoundRecord] = ()
+        try:
+            records = _run(cell, cell.directory(study), observer)
+        except (UploadError, EmptyRoundError) as error:
+            # It would fail again in the same way; the others go on.
+            observer.notice(f"{cell.name} seed {cell.seed} failed: {error}")
         observer.ended(cell, records)
         results.setdefault(cell.name, []).append(records)
     return results
@@ -74,8 +83,12 @@ def _run(cell: Cell, directory: Path, observer: Observer) -> Sequence[RoundRecor
     records = opened.records()
     if len(records) == cell.config.rounds and (directory / "model.safetensors").exists():
         return records
-    runtime = cell.config.runtime
-    return resume(directory, workers=runtime.workers, observer=observer).records
+    return resume(
+        directory,
+        workers=cell.config.runtime.workers,
+        data_dir=cell.config.data.dir or None,
+        observer=observer,
+    ).records
 
 
 def _what(config: Config) -> dict[str, Any]:
@@ -111,11 +124,25 @@ def winner_toml(algorithm: str, choice: Mapping[str, Any]) -> str:
     return tomli_w.dumps({"algorithm": algorithm, **nested(choice)})
 
 
-def describe(study: Path, names: Sequence[str], command: Sequence[str]) -> None:
-    """Writes down what is studied, and by which command."""
-    what = {"names": list(names), "command": shlex.join(command)}
+def write_results(
+    study: Path, cells: Sequence[Cell], rows: Sequence[Row], command: Sequence[str]
+) -> None:
+    """Writes the tables, and which cells by which command they are about."""
+    what = {
+        "command": shlex.join(command),
+        "cells": [cell.directory(study).name for cell in cells],
+    }
+    write(study / "table.md", to_markdown(rows))
+    write(study / "table.csv", to_csv(rows))
+    write(study / "table.json", to_json(rows))
+    write(study / "study.json", json.dumps(what, indent=2) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a whole file under its name, or nothing."""
+    part = path.with_name(f"{path.name}.part")
     try:
-        study.mkdir(parents=True, exist_ok=True)
-        (study / "study.json").write_text(json.dumps(what, indent=2) + "\n", encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except OSError as error:
-        raise RunDirectoryError(f"cannot use {study}: {error.strerror}") from error
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error

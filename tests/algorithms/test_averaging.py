@@ -142,6 +142,25 @@ class TestFedNova:
         assert a == pytest.approx(START[0] - 2.5 * direction[0])
         assert b == pytest.approx(START[1] - 2.5 * direction[1])
 
+    def test_different_steps_with_momentum_by_hand(self) -> None:
+        # With momentum .5, one gradient counts 1 and three count 1.75 + 1.5 + 1 = 4.25.
+        lr, momentum, weights = 0.1, 0.5, (1.0, 4.25)
+        directions = []
+        for x, steps, weight in zip(VALUES, COUNTS, weights, strict=True):
+            w, velocity = START, (0.0, 0.0)
+            for _ in range(steps):
+                velocity = add(slope(w, x), velocity, momentum)
+                w = add(w, velocity, -lr)
+            directions.append(((START[0] - w[0]) / weight, (START[1] - w[1]) / weight))
+        far = (1 * weights[0] + 3 * weights[1]) / 4
+        a, b = params(FedNova(MODEL, one_by_one(lr, momentum=momentum)), 1)
+        assert a == pytest.approx(
+            START[0] - far * (directions[0][0] + 3 * directions[1][0]) / 4
+        )
+        assert b == pytest.approx(
+            START[1] - far * (directions[0][1] + 3 * directions[1][1]) / 4
+        )
+
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_equal_steps_are_fedavg(self, momentum: float) -> None:
         sgd = full_batch(lr=0.3, epochs=3, momentum=momentum)

@@ -51,6 +51,7 @@ def test_tune_chooses_on_held_out_examples_and_compare_takes_the_winner(tmp_path
     output = run(
         *("tune", "--algorithm", "fedavg", "--grid", "local.lr=1e-9,.05", "--out", str(tuned)),
         *("--validation", "0.2", *SMALL, "--set", "local.epochs=5"),
+        *("--set", "data.validation=0"),  # in vain: the test set is not for tuning
     )
     assert "Best on validation: lr=0.05" in output
     assert tomllib.loads((tuned / "winner.toml").read_text()) == {
@@ -70,6 +71,44 @@ def test_tune_chooses_on_held_out_examples_and_compare_takes_the_winner(tmp_path
     assert config["data"]["validation"] == 0
     config = tomllib.loads((study / "cells" / "real-seed0" / "config.toml").read_text())
     assert config["local"]["lr"] == 0.01
+
+
+def test_the_winner_is_over_a_preset(tmp_path: Path) -> None:
+    (tmp_path / "winner.toml").write_text("[local]\nlr = 0.05\nepochs = 3\n")
+    study = tmp_path / "study"
+    run(
+        *(
+            "compare",
+            "--algorithms",
+            "fedavg",
+            "--out",
+            str(study),
+            "--preset",
+            "quick",
+            *SMALL,
+        ),
+        *("--with", f"fedavg={tmp_path / 'winner.toml'}"),
+    )
+    config = tomllib.loads((study / "cells" / "fedavg-seed0" / "config.toml").read_text())
+    assert (config["local"]["lr"], config["local"]["epochs"]) == (0.05, 3)
+
+
+def test_a_file_for_one_algorithm_must_not_make_it_unfair(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("[partition]\nalpha = 9.0\n")
+    command = ["compare", "--algorithms", "fedavg,real", "--out", str(tmp_path / "study")]
+    with pytest.raises(ConfigError, match="another partition"):
+        CliRunner().invoke(
+            app,
+            [*command, "--with", f"real={tmp_path / 'other.toml'}"],
+            catch_exceptions=False,
+        )
+
+
+def test_tune_survives_a_choice_that_diverges(tmp_path: Path) -> None:
+    command = ["tune", "--algorithm", "fedavg", "--out", str(tmp_path), *SMALL, "--rounds", "3"]
+    output = run(*command, "--grid", "local.lr=1e6,0.05")
+    assert "lr=1000000.0 seed 0 failed" in output
+    assert tomllib.loads((tmp_path / "winner.toml").read_text())["local"]["lr"] == 0.05
 
 
 def test_message_size_of_digits() -> None:
@@ -97,6 +136,7 @@ def test_message_size_of_digits() -> None:
         (["tune", "--grid", "local.lr"], "--grid takes key=value"),
         (["tune", "--grid", "local.lrr=1"], "unknown key local.lrr"),
         (["tune", "--grid", "local.lr=1", "--validation", "2"], "data.validation must be"),
+        (["tune", "--grid", "local.lr=1", "--validation", "0"], "the test set tunes nothing"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:

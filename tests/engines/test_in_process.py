@@ -118,3 +118,12 @@ def test_clients_work_on_one_thread() -> None:
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
+
+
+def test_workers_take_no_modules_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue of Python')")
+    monkeypatch.chdir(tmp_path)
+    with InProcess(Summing(), DATA, SHARDS, 2) as engine:
+        assert len(sums(engine)) == CLIENTS

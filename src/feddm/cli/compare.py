@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.config import load_toml, toml_value
+from feddm.config import Config, load_toml, toml_value
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,17 +71,16 @@ def compare(
         for seed in options.listed("--seeds", seeds, int, "whole numbers")
         for name in names
     ]
-    from feddm.comparison import summarize, to_csv, to_json, to_markdown
+    _check_fair(configs)
+    from feddm.comparison import summarize, to_json
     from feddm.rundir import next_free
-    from feddm.studies import Cell, describe, run_cells
+    from feddm.studies import Cell, run_cells, write_results
 
     cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
-    describe(study, names, command())
     with _shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), accuracies)
-        for ending, write in (("md", to_markdown), ("csv", to_csv), ("json", to_json)):
-            (study / f"table.{ending}").write_text(write(rows), encoding="utf-8")
+        write_results(study, cells, rows, command())
         display.table(rows, study)
     if json:
         print(to_json(rows))
@@ -115,30 +114,43 @@ def tune(
     axes = _axes(grid or ()) or PAPER_GRIDS.get(algorithm)
     if not axes:
         raise ConfigError(f"the paper has no grid for {algorithm}; name one with --grid")
-    from feddm.comparison import summarize, to_csv, to_json, to_markdown
+    if not validation > 0:
+        raise ConfigError(
+            f"--validation must be above 0, got {validation:g}: the test set tunes nothing"
+        )
+    from feddm.comparison import summarize, to_json
     from feddm.rundir import next_free
-    from feddm.studies import Cell, choices, describe, run_cells, setting_name, winner_toml
+    from feddm.studies import (
+        Cell,
+        choices,
+        run_cells,
+        setting_name,
+        winner_toml,
+        write,
+        write_results,
+    )
 
-    held_out = {"data": {"validation": validation}}
+    held_out = {"data.validation": validation}
     cells = [
         Cell(
             setting_name(choice),
             seed,
-            given.with_settings(choice).resolved(held_out, seed=seed),
+            given.with_settings({**choice, **held_out}).resolved(seed=seed),
         )
         for seed in options.listed("--seeds", seeds, int, "whole numbers")
         for choice in choices(axes)
     ]
     study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
-    describe(study, [cell.name for cell in cells], command())
     with _shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), ())
-        rows.sort(key=lambda row: row.final.mean, reverse=True)
-        best = next(c for c in choices(axes) if setting_name(c) == rows[0].name)
-        (study / "winner.toml").write_text(winner_toml(algorithm, best), encoding="utf-8")
-        for ending, write in (("md", to_markdown), ("csv", to_csv), ("json", to_json)):
-            (study / f"table.{ending}").write_text(write(rows), encoding="utf-8")
+        # What failed for a seed is no choice, however good it was for another.
+        rows.sort(key=lambda row: (row.failed, -row.final.mean if row.seeds else 0.0))
+        write_results(study, cells, rows, command())
         display.table(rows, study)
+        if rows[0].failed:
+            raise ConfigError("every choice of the grid failed; try smaller learning rates")
+        best = next(c for c in choices(axes) if setting_name(c) == rows[0].name)
+        write(study / "winner.toml", winner_toml(algorithm, best))
         display.say(f"Best on validation: {rows[0].name}; written to {study / 'winner.toml'}")
     if json:
         print(to_json(rows))
@@ -192,6 +204,17 @@ def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, An
             )
         files[name] = load_toml(Path(path))
     return files
+
+
+def _check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:
+    """Raises `ConfigError` unless all algorithms have the same data, clients and model."""
+    _, _, first = configs[0]
+    for name, _, config in configs:
+        for key in ("data", "partition", "model", "rounds", "participation"):
+            if getattr(config, key) != getattr(first, key):
+                raise ConfigError(
+                    f"{name} would be compared with another {key} than {configs[0][0]}"
+                )
 
 
 def _shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:

@@ -15,7 +15,7 @@ import typer
 from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve
 from feddm.data.catalog import describe
 from feddm.errors import ConfigError
-from feddm.presets import PRESETS, merged
+from feddm.presets import PRESETS
 
 Workers = Annotated[
     str | None,
@@ -76,18 +76,19 @@ class Given:
         """Returns the same with more ``--set``."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
-    def resolved(self, file: Mapping[str, Any] | None = None, **options: Any) -> Config:
+    def resolved(self, special: Mapping[str, Any] | None = None, **options: Any) -> Config:
         """Returns the complete configuration.
 
         Args:
-            file: Values of one more file, over those of the first.
+            special: Values of one more file, over the first and over ``--preset``.
             options: Options of the command's own, over those that were given.
         """
         config = resolve(
-            merged(self.file or {}, file or {}),
+            self.file,
             self.preset,
             {**self.options, **options},
             self.settings,
+            special=special,
         )
         describe(config.data.name)  # a name that does not exist is told before anything slow
         return config

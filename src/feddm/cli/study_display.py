@@ -70,7 +70,10 @@ class StudyDisplay(StudyObserver):
             self.say(f"{name} seed {seed}: round {done}, accuracy {percent(record.accuracy)}")
 
     def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
-        self._show(percent(records[-1].accuracy))
+        self._show(percent(records[-1].accuracy) if records else "failed")
+
+    def notice(self, text: str) -> None:
+        self.say(f"Note: {text}.")
 
     def table(self, rows: Sequence[Row], study: Path) -> None:
         """Shows what came out."""

@@ -116,7 +116,11 @@ def class_table(labels: Labels, shards: Shards, num_classes: int) -> npt.NDArray
 def _counts(
     num: int, open_: npt.NDArray[np.bool_], alpha: float, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Returns how many of `num` examples each client gets; those that are closed get none."""
+    """Returns how many of `num` examples each client gets.
+
+    Those that are closed get none, but for what rounding may leave to the last client, as in
+    NIID-Bench.
+    """
     weights = rng.dirichlet(np.full(len(open_), alpha)) * open_
     if not weights.sum() > 0:
         # All mass fell on closed clients, as happens for tiny alpha: one open client takes all.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import queue
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import torch
 from feddm.algorithms.base import Algorithm
 from feddm.data.examples import Examples
 from feddm.engines.base import ClientTick, Reply, Task, perform
-from feddm.engines.worker import Setup, Shards, receive, send
+from feddm.engines.worker import Shards, WorkerSetup, receive, send
 from feddm.errors import EngineError, FedDMError
 from feddm.tensors import Records, from_bytes, to_bytes
 
@@ -115,7 +116,7 @@ class _Workers:
                 f"cannot share the data with workers in {folder}: {error.strerror}; "
                 "set TMPDIR to a folder with room, or use --workers 1"
             ) from error
-        self._setup: Setup | None = Setup(algorithm, folder, data.normalization)
+        self._setup: WorkerSetup | None = WorkerSetup(algorithm, folder, data.normalization)
         self._processes = [_start() for _ in range(number)]
         self._threads: list[threading.Thread] = []
 
@@ -241,5 +242,12 @@ class _Worker:
 
 
 def _start() -> _Worker:
-    command = [sys.executable, "-m", "feddm.engines.worker"]
-    return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    # -P, because -m alone would look for modules in the current folder first; a worker finds
+    # what this process finds, and nothing else.
+    command = [sys.executable, "-P", "-m", "feddm.engines.worker"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return _Worker(
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+    )

@@ -5,8 +5,8 @@ multiprocessing, which would import the caller's script a second time. Messages 
 between two processes of the same program; records inside them are safetensors, as on any
 network.
 
-    parent -> worker   ("setup", Setup)
-                       ("download", round, bytes)              once a round
+    parent -> worker   ("setup", WorkerSetup)
+                       ("download", bytes)                     once a round
                        ("task", client, round, seed, memory)
     worker -> parent   ("ready",)                              once, when the data are mapped
                        ("tick", fraction)
@@ -40,7 +40,7 @@ TICK_SECONDS = 0.2  # progress is for people: more often would only cost time
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """What a worker needs to know before its first task.
 
     The arrays lie in files that all workers map into memory, so that data are shared, not
