@@ -483,13 +483,9 @@ class TestPartition:
             sum(count >= 10 for count in counts) for counts in shown
         ]
 
-    def test_a_client_without_examples(self, feddm_: Feddm) -> None:
-        words = ("--clients", 30, "--alpha", 0.01, "--set", "partition.min_examples=0")
-        table = json.loads(feddm_("partition", *words, "--json").text)["clients"]
-        empty = next(client for client, counts in enumerate(table) if not sum(counts))
-        lines = feddm_("partition", *words).text.splitlines()
-        assert lines[1 + empty].split() == [str(empty), *("." * 10), "0", "0"]
-        assert lines[32 + empty].split() == [str(empty)]
+    def test_no_client_is_without_examples(self, feddm_: Feddm) -> None:
+        message = feddm_("partition", "--set", "partition.min_examples=0").error
+        assert message == "partition.min_examples must be a whole number of at least 1, got 0"
 
     def test_what_cannot_be_split(self, feddm_: Feddm) -> None:
         message = feddm_("partition", "--clients", 2000).error

@@ -103,7 +103,7 @@ def _bar(counts: Any, width: float) -> Text:
     bar = Text()
     end = done = 0.0
     for number, count in enumerate(counts):
-        end += width * count / max(counts.sum(), 1)
+        end += width * count / counts.sum()
         cells = round(end) - round(done)
         done = end
         color = COLORS[number % len(COLORS)]
