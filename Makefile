@@ -55,9 +55,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/user: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV): PyTorch is large, this takes some minutes the first time"
 	$(PIP) -e '.[figures]'
 	@touch $@
 
 $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV): PyTorch is large, this takes some minutes the first time"
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/user

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -44,6 +44,9 @@ OPTIONS = {
     "workers": "runtime.workers",
     "data_dir": "data.dir",
 }
+
+Algorithm = Literal["feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -149,9 +152,7 @@ class RuntimeConfig(Section):
 class Config(Section):
     """Everything that decides what a run computes."""
 
-    algorithm: Literal["feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"] = Field(
-        "feddm", description="What clients and server do."
-    )
+    algorithm: Algorithm = Field("feddm", description="What clients and server do.")
     preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
     seed: NonNegativeInt = Field(0, description="Everything random comes from it.")
     rounds: PositiveInt = Field(description="Rounds of communication.")
@@ -197,10 +198,11 @@ def resolve(
     name = over.get("preset", given.get("preset", "quick") if preset is None else preset)
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    data = given.get("data")
-    dataset = str(data.get("name", "digits")) if isinstance(data, Mapping) else "digits"
-    algorithm = str(given.get("algorithm", "feddm"))
-    under = merged({"data": {"name": dataset}}, preset_values(name, algorithm, dataset))
+    dataset = _name_in(given.get("data"), "digits")
+    under = preset_values(
+        name, str(given.get("algorithm", "feddm")), dataset, _name_in(given.get("model"), "")
+    )
+    under["data"] = {"name": dataset}
     # A preset that is asked for beside a file lies over it; one inside the file lies under it.
     values = merged(merged(file or {}, under) if preset else merged(under, file or {}), over)
     try:
@@ -213,6 +215,10 @@ def resolve(
             "momentum would count a correction many times"
         )
     return config
+
+
+def _name_in(section: Any, default: str) -> str:
+    return str(section.get("name", default)) if isinstance(section, Mapping) else default
 
 
 def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:

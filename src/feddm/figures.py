@@ -10,13 +10,13 @@ import numpy.typing as npt
 from feddm.errors import FedDMError, MissingExtraError
 
 
-def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: Path) -> None:
-    """Draws a bar for each client, in it the examples of each class.
+def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
+    """Draws a bar for each client, in it the examples of each class, and returns the file.
 
     Args:
         table: Examples of each class (columns) of each client (rows).
         names: Names of the classes.
-        path: File to write; its ending chooses the format.
+        path: File to write; its ending chooses the format, and without one it is a PNG.
     """
     try:
         from matplotlib.figure import Figure
@@ -44,10 +44,15 @@ def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: P
     axes.spines[["top", "right"]].set_visible(False)
     if len(names) <= 20:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+    file = path if path.suffix else path.with_suffix(".png")
+    if path.is_dir():
+        raise FedDMError(f"cannot draw {path}: it is a folder; name a file in it")
     try:
-        figure.savefig(path)
+        figure.savefig(file)
     except (OSError, ValueError) as error:
-        raise FedDMError(f"cannot draw {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FedDMError(f"cannot draw {file}: {reason}") from error
+    return file
 
 
 def _colors(number: int) -> list[tuple[float, ...]]:

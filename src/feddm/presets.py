@@ -58,6 +58,7 @@ _QUICK: Values = {
 
 # SCAFFOLD is defined for plain SGD.
 _BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
+_BY_MODEL: dict[str, Values] = {"resnet18": {"model": {"norm": "group"}}}
 
 _CIFAR = {"steps": 100, "lr": 3.0, "networks": 10, "real_batch": 256}
 _BY_DATASET: dict[str, dict[str, Values]] = {
@@ -78,11 +79,12 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
 PRESETS = ("quick", "paper")
 
 
-def preset_values(preset: str, algorithm: str, dataset: str) -> Values:
-    """Returns the values of a preset for an algorithm and a data set."""
+def preset_values(preset: str, algorithm: str, dataset: str, model: str = "") -> Values:
+    """Returns the values of a preset for an algorithm, a data set and a model."""
     values = _PAPER if preset == "paper" else merged(_PAPER, _QUICK)
     values = merged(values, _BY_DATASET[preset].get(dataset, {}))
-    return merged(values, _BY_ALGORITHM.get(algorithm, {}))
+    values = merged(values, _BY_ALGORITHM.get(algorithm, {}))
+    return merged(values, _BY_MODEL.get(model, {}))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:

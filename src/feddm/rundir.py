@@ -46,6 +46,8 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config: Config, environment: Mapping[str, Any]) -> Self:
         """Makes a new run directory; one that has anything in it is never taken."""
+        if path.is_file():
+            raise RunDirectoryError(f"{path} is a file; name a directory with --out")
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
             _check_empty(path)

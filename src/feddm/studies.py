@@ -58,6 +58,10 @@ def run_cells(
     A cell that diverges has none.
     """
     results: dict[str, list[Sequence[RoundRecord]]] = {}
+    if study.is_dir() and any(study.iterdir()) and not (study / "cells").is_dir():
+        raise RunDirectoryError(
+            f"{study} is not a study and not empty; choose another with --out"
+        )
     for cell in cells:
         observer.began(cell)
         records: Sequence[RoundRecord] = ()

@@ -3,6 +3,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -568,3 +569,29 @@ class TestData:
         assert [row.split()[:2] for row in shown.out.splitlines()] == [["mnist", "WRONG"]] * 4
         assert shown.err.startswith(f"feddm: {folder / 'train-images-idx3-ubyte'} ")
         assert shown.err.endswith(" (and 3 more)\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["config"], 1),
+        (["run", *arguments()], 2),
+    ],
+)
+def test_output_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, words: list[str], code: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "feddm", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert ended.returncode == code
+    assert ended.stderr.startswith("feddm: cannot write the output")
+    assert ended.stderr.count("\n") == 1
+    assert code == 1 or "feddm resume runs/feddm-digits-1" in ended.stderr

@@ -1,4 +1,4 @@
-"""What an algorithm is: four functions around a state.
+"""What an algorithm is: five functions around a state.
 
     state = init(params)
     every round:

@@ -6,10 +6,11 @@ inside the command that needs it, so that help and mistakes are answered at once
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -69,8 +70,20 @@ def main() -> None:
     try:
         app()
     except FedDMError as error:
-        print(f"feddm: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error), 2)
+    except OSError as error:
+        if error.filename is not None:  # then it is not about our output, but a bug
+            raise
+        _end(f"cannot write the output: {error.strerror}", 1)
     except KeyboardInterrupt:
-        print("feddm: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end("interrupted", 130)
+
+
+def _end(text: str, code: int) -> NoReturn:
+    print(f"feddm: {text}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

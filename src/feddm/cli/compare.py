@@ -187,8 +187,8 @@ def _axes(texts: Iterable[str]) -> dict[str, list[Any]]:
     for text in texts:
         key, _, values = text.partition("=")
         chosen = [toml_value(part.strip()) for part in values.split(",") if part.strip()]
-        if not key.strip() or not chosen:
-            raise ConfigError(f"--grid takes key=value,value,..., got {text!r}")
+        if not key.strip() or not chosen or len(set(map(str, chosen))) < len(chosen):
+            raise ConfigError(f"--grid takes key=value,value,... that differ, got {text!r}")
         axes[key.strip()] = chosen
     return axes
 

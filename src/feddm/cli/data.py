@@ -55,9 +55,8 @@ def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "classes", "train", "test", "images", "place"):
-        table.add_column(
-            title, justify="right" if title in ("classes", "train", "test") else "left"
-        )
+        right = title in ("classes", "train", "test")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
     for row, info in zip(rows, DATASETS.values(), strict=True):
         place = "comes with feddm" if info.builtin else row["place"] or "not here"
         shape = "x".join(map(str, info.shape))

@@ -73,6 +73,7 @@ class TextDisplay(Display):
             disable=not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._all: TaskID | None = None
         self._rounds = 0
 
     def __enter__(self) -> Self:
@@ -95,7 +96,7 @@ class TextDisplay(Display):
         size = num_params(model.init(generator(0, "size")))
         self._print(
             f"{config.algorithm} on {info.name}, preset {config.preset}, seed {config.seed}: "
-            f"{len(sizes)} clients with {sizes.min()} to {sizes.max()} of {sizes.sum():,} "
+            f"{len(sizes)} clients with {sizes.min():,} to {sizes.max():,} of {sizes.sum():,} "
             f"examples and {(table > 0).sum(1).mean():.1f} of {len(info.classes)} classes on "
             f"average; {config.model.name} with {size:,} parameters."
         )
@@ -105,6 +106,9 @@ class TextDisplay(Display):
         self._tasks = {
             stage: self._progress.add_task(text, total=1.0) for stage, text in STAGES.items()
         }
+        if self._rounds - len(records) > 1:
+            left = self._rounds - len(records)
+            self._all = self._progress.add_task("all rounds", total=left)
 
     def progress(self, stage: str, fraction: float) -> None:
         self._progress.update(self._tasks[stage], completed=fraction)
@@ -113,6 +117,8 @@ class TextDisplay(Display):
         self._print(line(record, self._rounds))
         for task in self._tasks.values():
             self._progress.reset(task)
+        if self._all is not None:
+            self._progress.advance(self._all)
 
     def notice(self, text: str) -> None:
         self._print(f"Note: {text}.", style="yellow")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from feddm.cli import options
+from feddm.config import PartitionConfig
 
 EXAMPLES = """\
 Examples:
@@ -33,8 +34,12 @@ def message_size(
     the three of the paper; without --preset, for the preset `paper`.
     """
     given = given.with_preset(given.preset or "paper")
-    alphas = [given.options["alpha"]] if given.options.get("alpha") else [0.5, 0.1, 0.01]
-    configs = [given.resolved(alpha=alpha) for alpha in alphas]
+    asked = given.resolved()
+    chosen = given.options.get("alpha") or "partition.alpha" in given.settings
+    if chosen or not asked.partition.scheme.startswith("dirichlet"):
+        configs = [asked]
+    else:
+        configs = [given.resolved(alpha=alpha) for alpha in (0.5, 0.1, 0.01)]
     from feddm.build import build_dataset, build_model, build_shards
     from feddm.messages import PAPER, PAPER_BASELINE, model_sizes, synthetic_size
     from feddm.models import num_params
@@ -47,7 +52,7 @@ def message_size(
     as_paper = clients == 10 and first.model == given.with_preset("paper").resolved().model
     rows = [
         synthetic_size(
-            f"FedDM, {config.partition.scheme} {config.partition.alpha:g}",
+            f"FedDM, {_split(config.partition)}",
             data.train.y.numpy(),
             functools.partial(build_shards, config.partition, data),
             range(splits),
@@ -73,3 +78,9 @@ def message_size(
         paper = f"{row.paper:,}" if row.paper else "-"
         spread = f"{row.std:,.0f}" if row.std else "exact"
         print(f"{row.what:<42}{row.floats:>12,.0f}  {spread:>9}  {paper:>11}")
+
+
+def _split(config: PartitionConfig) -> str:
+    if config.scheme.startswith("dirichlet"):
+        return f"{config.scheme} {config.alpha:g}"
+    return config.scheme

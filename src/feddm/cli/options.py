@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve
+from feddm.config import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
 from feddm.data.catalog import describe
 from feddm.errors import ConfigError
 from feddm.presets import PRESETS
@@ -34,7 +34,7 @@ CONFIGURATION: dict[str, Any] = {
         Path | None,
         typer.Argument(metavar="[CONFIG]", help="A TOML file; `feddm config` makes one."),
     ],
-    "algorithm": Annotated[str | None, typer.Option(help="What clients and server do.")],
+    "algorithm": Annotated[str | None, typer.Option(help=f"One of {', '.join(ALGORITHMS)}.")],
     "dataset": Annotated[
         str | None, typer.Option(help="Data set; `feddm data list` shows them.")
     ],
@@ -50,7 +50,8 @@ CONFIGURATION: dict[str, Any] = {
     "workers": Workers,
     "data_dir": DataDir,
     "preset": Annotated[
-        str | None, typer.Option(help=f"Values under all others: {', '.join(PRESETS)}.")
+        str | None,
+        typer.Option(help=f"{' or '.join(PRESETS)}: over a file, under the options."),
     ],
     "settings": Annotated[
         list[str] | None,

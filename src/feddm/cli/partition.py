@@ -11,6 +11,7 @@ import typer
 from feddm.cli import options
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 EXAMPLES = """\
@@ -26,7 +27,6 @@ COLORS = (
     *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
     *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
 )
-MOST_COLUMNS = 10  # classes that fit beside each other on 80 columns
 
 
 @options.configured(
@@ -58,9 +58,9 @@ def partition(
     if out is not None:
         from feddm.figures import draw_partition
 
-        draw_partition(table, names, out)
+        file = draw_partition(table, names, out)
         if not json:
-            print(f"Drawn in {out}")
+            print(f"Drawn in {file}")
 
 
 def _show(table: Any, names: tuple[str, ...]) -> None:
@@ -68,16 +68,23 @@ def _show(table: Any, names: tuple[str, ...]) -> None:
     from rich.table import Table
 
     console = Console()
+    titles = [_short(name, number) for number, name in enumerate(names)]
+    cells = [[str(count) if count else "." for count in counts] for counts in table]
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    # The number of the client, the classes and the total beside them, two blanks between.
+    fits = (
+        len("client") + sum(widths) + 2 * len(widths) + len("  classes   total") < console.width
+    )
     rows = Table(box=None, pad_edge=False)
-    rows.add_column("client", justify="right")
-    few = len(names) <= MOST_COLUMNS
-    for number, name in enumerate(names if few else ()):
-        rows.add_column(_short(name, number), justify="right", no_wrap=True)
-    rows.add_column("classes", justify="right")
-    rows.add_column("total", justify="right")
+    for title in ("client", *(titles if fits else ()), "classes", "total"):
+        rows.add_column(title, justify="right", no_wrap=True)
     for client, counts in enumerate(table):
-        cells = [str(count) if count else "." for count in counts] if few else []
-        rows.add_row(str(client), *cells, str((counts > 0).sum()), str(counts.sum()))
+        rows.add_row(
+            str(client),
+            *(cells[client] if fits else ()),
+            str((counts > 0).sum()),
+            str(counts.sum()),
+        )
     console.print(rows)
     console.print()
     width = max(20, min(console.width, 100) - 12)
@@ -87,13 +94,27 @@ def _show(table: Any, names: tuple[str, ...]) -> None:
         console.print(
             f"{client:>6}", bar, sep="", highlight=False, no_wrap=True, overflow="crop"
         )
-    if few:
-        legend = "  ".join(f"{MARKS[c]} {name}" for c, name in enumerate(names))
-        console.print(f"\n{legend}", highlight=False, markup=False)
+    if titles != list(names) or any(len(name) > 1 for name in names):
+        _legend(console, names)
+
+
+def _legend(console: Console, names: tuple[str, ...]) -> None:
+    """Says which mark is which class, as many in a line as fit."""
+    if len(names) > len(MARKS):
+        return
+    line = ""
+    console.print()
+    for mark, name in zip(MARKS, names, strict=False):
+        entry = f"{mark} {name}  "
+        if line and len(line + entry) > console.width:
+            console.print(line, highlight=False, markup=False)
+            line = ""
+        line += entry
+    console.print(line, highlight=False, markup=False)
 
 
 def _short(name: str, number: int) -> str:
-    return name if len(name) <= 5 else MARKS[number]
+    return name if len(name) <= 5 else MARKS[number % len(MARKS)]
 
 
 def _bar(counts: Any, width: float) -> Text:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddm.cli import options
+from feddm.errors import FedDMError
 
 if TYPE_CHECKING:
     from feddm.cli.display import Display
@@ -87,10 +88,16 @@ def _shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
         with display:
             yield display
     except KeyboardInterrupt:
-        if (directory / "config.toml").exists():
-            Console(stderr=True, soft_wrap=True).print(
-                f"Interrupted. Continue with: feddm resume {shlex.quote(str(directory))}",
-                markup=False,
-            )
-            raise typer.Exit(130) from None
-        raise
+        if not (directory / "config.toml").exists():
+            raise
+        Console(stderr=True, soft_wrap=True).print(
+            f"Interrupted. Continue with: feddm resume {shlex.quote(str(directory))}",
+            markup=False,
+        )
+        raise typer.Exit(130) from None
+    except OSError as error:
+        # All files are written with errors of their own: this is whoever reads our output.
+        raise FedDMError(
+            f"cannot write the output ({error.strerror}); the run stopped, continue it with "
+            f"`feddm resume {shlex.quote(str(directory))}`"
+        ) from error

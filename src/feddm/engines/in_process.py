@@ -244,10 +244,13 @@ class _Worker:
 def _start() -> _Worker:
     # -P, because -m alone would look for modules in the current folder first; a worker finds
     # what this process finds, and nothing else.
-    command = [sys.executable, "-P", "-m", "feddm.engines.worker"]
+    command = [sys.executable, "-P", "-m", "feddm.engines"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return _Worker(
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
     )

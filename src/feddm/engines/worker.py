@@ -1,6 +1,6 @@
 """A worker process: runs one client's work after another.
 
-Started by `feddm.engines.in_process` as ``python -m feddm.engines.worker`` and not through
+Started by `feddm.engines.in_process` as ``python -m feddm.engines`` and not through
 multiprocessing, which would import the caller's script a second time. Messages are pickles
 between two processes of the same program; records inside them are safetensors, as on any
 network.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import struct
 import sys
 import time
@@ -141,14 +140,8 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
 
 
 def main() -> None:
-    # Ctrl-C is for the parent, which then ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Whatever a client prints goes to standard error, and cannot get between the messages.
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(sys.stdin.buffer, outbox)
-
-
-if __name__ == "__main__":
-    main()
