@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from feddm.allocation import keep_freed_memory
 from feddm.cli import compare, config, data, message_size, partition, run
 from feddm.errors import FedDMError
 
@@ -65,6 +66,7 @@ def feddm(
 
 def main() -> None:
     """Runs the command line: an error that the user can mend is one line and exit code 2."""
+    keep_freed_memory()
     # Whoever is asked to end by the system cleans up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

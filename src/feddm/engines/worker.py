@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from feddm.algorithms.base import Algorithm
+from feddm.allocation import keep_freed_memory
 from feddm.data.examples import Examples, Normalization
 from feddm.engines.base import Task, perform
 from feddm.tensors import Records, from_bytes, to_bytes
@@ -140,6 +141,7 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
 
 
 def main() -> None:
+    keep_freed_memory()
     # Whatever a client prints goes to standard error, and cannot get between the messages.
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
