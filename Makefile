@@ -43,7 +43,7 @@ study-mnist-six: dev  ## all six algorithms on skewed data
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-mnist-fedavg: dev  ## does the baseline converge?
-	$(COMPARE) --algorithms fedavg --set local.lr=0.05 --alpha 0.5 --rounds 5 --seeds 0 --out runs/$@
+	$(COMPARE) --algorithms fedavg --set local.lr=0.05 --set local.batch_size=64 --alpha 0.5 --rounds 5 --seeds 0 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 clean:  ## remove .venv and caches
