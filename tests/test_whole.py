@@ -23,9 +23,3 @@ def test_one_quick_round_on_mnist() -> None:
     assert record.bytes_up == pairs * 10 * (28 * 28 * 4 + 1)
     # Width 32: 1x32x9 + 32, twice 32x32x9 + 32, three norms of 64, 512x10 + 10 parameters.
     assert record.floats_down == 10 * (320 + 2 * 9248 + 3 * 64 + 5130)
-    # A step's loss is that of its network: over all clients it falls, for one it need not.
-    first, last = (
-        sum(client.metrics[name] for client in record.clients)
-        for name in ("first_loss", "last_loss")
-    )
-    assert last < 0.8 * first
