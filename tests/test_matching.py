@@ -1,22 +1,23 @@
 import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddm.data.examples import Examples, Normalization
+from feddm.data.examples import Examples, Members, Normalization
 from feddm.matching import (
     ClassMeans,
     Target,
     class_means,
-    draw_members,
     fresh_targets,
     matching_loss,
     real_means,
     sample_near,
     synthesize,
+    whole_slots,
 )
 from feddm.models import ConvNet
 from feddm.seeding import generator
@@ -31,10 +32,11 @@ PARAMS = point(2.0, 3.0)
 REAL = Examples(pixels(1.0, 3.0), torch.tensor([0, 0]))
 SYNTHETIC = pixels(0.0, 2.0)
 SLOTS = torch.tensor([0, 0])
+BOTH = Members(torch.tensor([0, 1]), SLOTS)
 
 
 def targets(params: dict[str, torch.Tensor] = PARAMS) -> list[Target]:
-    return [Target(params, real_means(MODEL, params, REAL, [torch.tensor([0, 1])]))]
+    return [Target(params, real_means(MODEL, params, REAL, BOTH))]
 
 
 def test_real_means_by_hand() -> None:
@@ -52,7 +54,9 @@ def test_loss_by_hand() -> None:
 def test_loss_sums_over_classes() -> None:
     # A second class with real mean 1 and a synthetic image 2: (2 - 4)^2 + (6 - 12)^2 = 40 too.
     real = Examples(pixels(1.0, 3.0, 1.0), torch.tensor([0, 0, 1]))
-    means = real_means(MODEL, PARAMS, real, [torch.tensor([0, 1]), torch.tensor([2])])
+    means = real_means(
+        MODEL, PARAMS, real, Members(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]))
+    )
     outputs = MODEL(PARAMS, pixels(0.0, 2.0, 2.0))
     assert float(matching_loss(means, class_means(outputs, torch.tensor([0, 0, 1]), 2))) == 80.0
 
@@ -102,9 +106,10 @@ def test_means_do_not_depend_on_chunks() -> None:
     data = Examples(
         pictures, torch.zeros(300, dtype=torch.int64), Normalization((0.3,), (0.4,))
     )
-    members = [torch.arange(0, 250), torch.tensor([299]), torch.arange(250, 299)]
-    means = real_means(model, params, data, members)
-    for slot, index in enumerate(members):
+    parts = [torch.arange(0, 250), torch.tensor([299]), torch.arange(250, 299)]
+    slots = torch.tensor([0] * 250 + [1] + [2] * 49)
+    means = real_means(model, params, data, Members(torch.cat(parts), slots))
+    for slot, index in enumerate(parts):
         outputs = model(params, data[index].x)
         for mean, output in zip(means, outputs, strict=True):
             torch.testing.assert_close(mean[slot], output.mean(0), rtol=1e-4, atol=1e-5)
@@ -147,22 +152,10 @@ class TestSampleNear:
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_draw_members_without_repeats() -> None:
-    by_class = [torch.arange(10, 20), torch.tensor([3, 5])]
-    for seed in range(20):
-        large, small = draw_members(by_class, 4, generator(seed, "test"))
-        assert len(set(large.tolist())) == 4
-        assert set(large.tolist()) <= set(range(10, 20))
-        assert sorted(small.tolist()) == [3, 5]
-    assert draw_members(by_class, None, generator(0, "test")) == by_class
-
-
 def test_fresh_targets_are_new_networks_with_their_own_means() -> None:
     drawn = list(
         itertools.islice(
-            fresh_targets(
-                MODEL, PARAMS, 1.0, REAL, [torch.tensor([0, 1])], None, generator(0, "test")
-            ),
+            fresh_targets(MODEL, PARAMS, 1.0, REAL, BOTH, None, generator(0, "test")),
             3,
         )
     )
@@ -179,3 +172,62 @@ def test_loss_is_zero_only_for_equal_means(values: list[float]) -> None:
     assert float(matching_loss(means, means)) == 0.0
     shifted = ClassMeans(means.embedding + 1, means.logits)
     assert float(matching_loss(means, shifted)) == pytest.approx(1.0)
+
+
+class TestGroups:
+    """A step takes a few classes at a time, which changes nothing but its memory."""
+
+    MODEL = ConvNet((1, 8, 8), 7, width=4, depth=2)
+
+    def test_pool_and_fresh_networks_give_the_same_loss_and_gradient(self) -> None:
+        # Two networks with their real batches, once drawn step by step and once kept in a pool.
+        rng = generator(0, "test")
+        data = Examples(torch.randn(60, 1, 8, 8, generator=rng), torch.arange(60) % 3)
+        _, members = data.by_class(1)
+        params = self.MODEL.init(rng)
+        start = torch.randn(30, 1, 8, 8, generator=rng)
+        slots = torch.arange(3).repeat_interleave(10)
+
+        def targets() -> Iterator[Target]:
+            return fresh_targets(
+                self.MODEL, params, 1.0, data, members, 8, generator(1, "test")
+            )
+
+        fresh = synthesize(self.MODEL, start, slots, targets(), lr=1.0, steps=2)
+        pool = list(itertools.islice(targets(), 2))
+        pooled = synthesize(self.MODEL, start, slots, itertools.cycle(pool), lr=1.0, steps=2)
+        assert fresh[1] == pooled[1]
+        assert torch.equal(fresh[0], pooled[0])
+
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=7))
+    @settings(deadline=None, max_examples=20)
+    def test_groups_of_classes_give_the_gradient_of_all_at_once(
+        self, counts: list[int]
+    ) -> None:
+        rng = generator(len(counts), "test")
+        params = self.MODEL.init(rng)
+        slots = torch.repeat_interleave(torch.tensor(counts))
+        images = torch.randn(len(slots), 1, 8, 8, generator=rng)
+        means = ClassMeans(
+            torch.randn(len(counts), 16, generator=rng),
+            torch.randn(len(counts), 7, generator=rng),
+        )
+        leaf = images.clone().requires_grad_()
+        whole = matching_loss(means, class_means(self.MODEL(params, leaf), slots, len(counts)))
+        (gradient,) = torch.autograd.grad(whole, leaf)
+        moved, losses = synthesize(
+            self.MODEL, images, slots, [Target(params, means)], lr=1.0, steps=1
+        )
+        torch.testing.assert_close(images - moved, gradient, rtol=1e-3, atol=1e-5)
+        assert losses == pytest.approx([float(whole.detach())], rel=1e-4)
+
+    @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 20))
+    def test_groups_cover_all_slots_once(self, counts: list[int], most: int) -> None:
+        slots = torch.repeat_interleave(torch.tensor(counts))
+        groups = list(whole_slots(slots, most))
+        covered = [slot for first, last, _ in groups for slot in range(first, last)]
+        assert covered == list(range(len(counts)))
+        for first, last, part in groups:
+            assert slots[part].unique().tolist() == list(range(first, last))
+            assert len(slots[part]) <= most or last - first == 1
+        assert sum(len(slots[part]) for _, _, part in groups) == len(slots)

@@ -80,6 +80,8 @@ def run(
     ipc: int | None = None,
     seed: int | None = None,
     workers: int | Literal["auto"] | None = None,
+    device: str | None = None,
+    compile: str | None = None,
     data_dir: str | Path | None = None,
     preset: str | None = None,
     set: Mapping[str, Any] | None = None,
@@ -102,6 +104,8 @@ def run(
         ipc: Synthetic images a class.
         seed: Everything random comes from it.
         workers: Worker processes; results do not depend on it.
+        device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for a GPU if there is one.
+        compile: Compile the model: ``on``, ``off``, or ``auto`` if the run is long.
         data_dir: Folder of the data sets.
         preset: Values under all others: ``quick`` or ``paper``.
         set: Any other values by their keys, as ``{"server.lr": 0.1}``.
@@ -119,6 +123,8 @@ def run(
         "ipc": ipc,
         "seed": seed,
         "workers": workers,
+        "device": device,
+        "compile": compile,
         "data_dir": None if data_dir is None else os.path.abspath(data_dir),
     }
     values = (
@@ -178,10 +184,14 @@ def _go(
 ) -> RunResult:
     """Runs the rounds that are left, writes each down, and returns the whole."""
     observer.started(config, setup, records)
+    for text in setup.notices:
+        observer.notice(text)
     clients = len(setup.shards)
     workers = num_workers(config.runtime, cohort_size(clients, config.participation))
     train = setup.dataset.train
-    with InProcess(setup.algorithm, train, setup.shards, workers, memories) as engine:
+    with InProcess(
+        setup.algorithm, train, setup.shards, workers, memories, setup.device
+    ) as engine:
         for latest, record in run_rounds(
             setup.algorithm,
             engine,
@@ -193,6 +203,7 @@ def _go(
             seed=config.seed,
             server_threads=config.runtime.server_threads,
             progress=observer.progress,
+            device=setup.device,
         ):
             federation = latest
             if directory is not None:
@@ -249,7 +260,8 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": "cpu",
+        "device": setup.device.type,
+        "compiled": setup.compiled,
         "data": fingerprint(setup),
     }
 

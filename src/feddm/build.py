@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
 from feddm.algorithms.base import Algorithm
 from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, Synthesis
@@ -26,28 +27,69 @@ from feddm.config import (
     SynthesisConfig,
 )
 from feddm.data import partition
-from feddm.data.catalog import DatasetInfo
 from feddm.data.datasets import Dataset, load
 from feddm.errors import ConfigError
+from feddm.federation import cohort_size
 from feddm.models import ConvNet, Model, ResNet18
 from feddm.seeding import numpy_generator
+from feddm.tensors import CPU
 from feddm.training import SGD
+from feddm.workload import forward_flops, passes
+
+# Operations of one process beyond which compiling pays: eager code takes some four minutes for
+# so many on one core, compiled code half of it, and compiling up to one.
+COMPILING_PAYS = 8e12
 
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a run is made of."""
+    """All that a run is made of.
+
+    Args:
+        dataset: What is learned.
+        shards: Which training examples each client has.
+        algorithm: What clients and server do.
+        device: Where they compute.
+        compiled: Whether the model is compiled.
+        notices: What the user should know about it.
+    """
 
     dataset: Dataset
     shards: partition.Shards
     algorithm: Algorithm
+    device: torch.device = CPU
+    compiled: bool = False
+    notices: tuple[str, ...] = ()
 
 
 def build(config: Config) -> Setup:
     """Returns the objects that a configuration describes."""
+    device = find_device(config.runtime.device)
+    check_precision(config.runtime.precision, device)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
-    return Setup(dataset, shards, build_algorithm(config, dataset.info))
+    model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
+    notices = []
+    compiled = config.runtime.compile == "on" or (
+        config.runtime.compile == "auto" and _compiling_pays(config, dataset, shards, model)
+    )
+    if compiled and (problem := compiler_problem()):
+        compiled = False
+        notices.append(f"torch.compile does not work here, so it goes without: {problem}")
+    model = accelerated(model, compiled, config.runtime.precision)
+    algorithm = build_algorithm(config, model, device)
+    return Setup(dataset, shards, algorithm, device, compiled, tuple(notices))
+
+
+def _compiling_pays(
+    config: Config, dataset: Dataset, shards: partition.Shards, model: Model
+) -> bool:
+    table = partition.class_table(dataset.train.y.numpy(), shards, len(dataset.info.classes))
+    work = passes(config, table)
+    cohort = cohort_size(config.partition.clients, config.participation)
+    workers = num_workers(config.runtime, cohort)
+    flops = forward_flops(model) * (work.clients.weight / workers + work.server.weight)
+    return config.rounds * flops > COMPILING_PAYS
 
 
 def build_dataset(config: DataConfig) -> Dataset:
@@ -96,9 +138,8 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
     return ConvNet(shape, num_classes, config.width, config.depth, config.norm)
 
 
-def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
+def build_algorithm(config: Config, model: Model, device: torch.device = CPU) -> Algorithm:
     """Returns the algorithm with its settings."""
-    model = build_model(config.model, info.shape, len(info.classes))
     local_sgd = SGD(
         lr=config.local.lr,
         epochs=config.local.epochs,
@@ -128,6 +169,7 @@ def build_algorithm(config: Config, info: DatasetInfo) -> Algorithm:
         "server_sgd": server_sgd,
         "server_radius": config.server.radius,
         "weighting": config.server.weighting,
+        "device": device,
     }
     if config.algorithm == "real":
         return Real(**union)

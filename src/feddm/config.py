@@ -42,6 +42,8 @@ OPTIONS = {
     "ipc": "synthesis.images_per_class",
     "seed": "seed",
     "workers": "runtime.workers",
+    "device": "runtime.device",
+    "compile": "runtime.compile",
     "data_dir": "data.dir",
 }
 
@@ -139,13 +141,22 @@ class LocalConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Where the work is done; the number of workers does not change results."""
+    """Where and how the work is done; all but the workers change the last bits of results."""
 
     workers: PositiveInt | Literal["auto"] = Field(
         "auto", description="Worker processes for clients; auto: one for each core."
     )
     server_threads: PositiveInt = Field(
         1, description="Threads of the server's work; another number gives other bits."
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Where models are computed; auto: a GPU if torch finds one."
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="torch.compile; auto: if a run is long enough to pay for it."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Type of the matrix products, by torch's autocast."
     )
 
 

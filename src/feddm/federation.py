@@ -14,7 +14,7 @@ from feddm.engines.base import Engine, Reply, Task, threads
 from feddm.errors import UploadError
 from feddm.metrics import evaluate
 from feddm.seeding import generator
-from feddm.tensors import Records, num_bytes, num_floats
+from feddm.tensors import CPU, Records, moved, num_bytes, num_floats
 
 Progress = Callable[[str, float], None]  # stage ("clients" or "server"), fraction done
 
@@ -85,6 +85,7 @@ def run(
     seed: int,
     server_threads: int,
     progress: Progress,
+    device: torch.device = CPU,
 ) -> Iterator[tuple[Federation, RoundRecord]]:
     """Yields the federation and a record after each round, up to round `rounds`.
 
@@ -92,6 +93,7 @@ def run(
     before it: so a run that is stopped anywhere can go on from its last checkpoint with the
     same bits.
     """
+    test = test.to(device)
     while federation.round < rounds:
         number = federation.round + 1
         cohort = sampled_cohort(clients, participation, generator(seed, "cohort", number))
@@ -115,7 +117,7 @@ def run(
                 lambda fraction: progress("server", fraction),
             )
             server_seconds = time.perf_counter() - begin - replies.seconds
-            result = evaluate(algorithm.model, state["params"], test)
+            result = evaluate(algorithm.model, moved(state, device)["params"], test)
         engine.commit(cohort)
         federation = Federation(number, state)
         yield (

@@ -4,24 +4,21 @@ Zhao and Bilen. Dataset Condensation with Distribution Matching. WACV 2023.
 https://arxiv.org/abs/2110.04181
 
 FedDM matches near the current weights of the server instead of at random initializations, and
-the mean logits beside the mean embedding. A *slot* is the place of a class among the classes
-that one client has: class 7 of a client with classes 2, 5 and 7 is slot 2.
+the mean logits beside the mean embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from feddm.data.examples import Examples
-from feddm.models import Model, Outputs
+from feddm.data.examples import Examples, Members
+from feddm.models import CHUNK, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
 from feddm.training import Tick, ignore
-
-CHUNK = 64  # real images a forward pass: more would leave the cache
 
 
 class ClassMeans(NamedTuple):
@@ -44,17 +41,26 @@ def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[st
     With more than a few parameters the clip always bites, and this is a point at distance
     `radius` in a uniformly random direction. ``radius = 0`` returns the parameters.
     """
-    # By name, so that the draw does not depend on the order in which a mapping was filled.
+    # By name, so that the draw does not depend on the order in which a mapping was filled; on
+    # the CPU, so that it does not depend on the device.
     noise = {name: torch.randn(params[name].shape, generator=rng) for name in sorted(params)}
     scale = min(1.0, radius / norm(noise))
-    return {name: torch.add(params[name], noise[name], alpha=scale) for name in params}
+    return {
+        name: noise[name].to(center.device).mul_(scale).add_(center)
+        for name, center in params.items()
+    }
+
+
+def class_sums(outputs: Outputs, slots: Tensor, num_slots: int) -> ClassMeans:
+    """Returns the summed outputs of each slot."""
+    belongs = (slots == torch.arange(num_slots, device=slots.device)[:, None]).float()
+    return ClassMeans(belongs @ outputs.embedding, belongs @ outputs.logits)
 
 
 def class_means(outputs: Outputs, slots: Tensor, num_slots: int) -> ClassMeans:
     """Returns the mean outputs of each slot; every slot has at least one image."""
-    average = _membership(slots, num_slots)
-    average /= average.sum(1, keepdim=True)
-    return ClassMeans(average @ outputs.embedding, average @ outputs.logits)
+    counts = torch.bincount(slots, minlength=num_slots)[:, None]
+    return ClassMeans(*(sums / counts for sums in class_sums(outputs, slots, num_slots)))
 
 
 def matching_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
@@ -63,42 +69,25 @@ def matching_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
     return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
 
-def real_means(
-    model: Model, params: Tensors, data: Examples, members: Sequence[Tensor]
-) -> ClassMeans:
-    """Returns the mean outputs of real examples, in bounded memory.
+def real_means(model: Model, params: Tensors, data: Examples, members: Members) -> ClassMeans:
+    """Returns the mean outputs of real examples of each slot, in bounded memory.
 
     Args:
         model: The model.
         params: The network that looks at them.
         data: Examples of one client.
-        members: For each slot, which examples to average.
+        members: Which of them to average; every slot has at least one.
     """
-    index = torch.cat(list(members))
-    slots = torch.repeat_interleave(torch.tensor([len(m) for m in members]))
-    embedding: Tensor | float = 0.0
-    logits: Tensor | float = 0.0
+    slots_here = members.slots.to(data.x.device)
+    counts = torch.bincount(slots_here)[:, None]
+    total: ClassMeans | None = None
     with torch.no_grad():
-        for part, slot in zip(index.split(CHUNK), slots.split(CHUNK), strict=True):
-            x = data[part].x.contiguous(memory_format=torch.channels_last)
-            outputs = model(params, x)
-            belongs = _membership(slot, len(members))
-            embedding = embedding + belongs @ outputs.embedding
-            logits = logits + belongs @ outputs.logits
-    counts = torch.tensor([[len(m)] for m in members])
-    return ClassMeans(torch.as_tensor(embedding) / counts, torch.as_tensor(logits) / counts)
-
-
-def draw_members(
-    by_class: Sequence[Tensor], batch_size: int | None, rng: torch.Generator
-) -> list[Tensor]:
-    """Returns a random batch of each class without repeats; ``None`` takes the whole class."""
-    if batch_size is None:
-        return list(by_class)
-    return [
-        members[torch.randperm(len(members), generator=rng)[:batch_size]]
-        for members in by_class
-    ]
+        for index, slots in zip(chunks(members.index), chunks(slots_here), strict=True):
+            sums = class_sums(model(params, data[index].x), slots, len(counts))
+            total = sums if total is None else ClassMeans(*map(Tensor.add_, total, sums))
+    if total is None:
+        raise ValueError("a mean needs at least one example")
+    return ClassMeans(*(sums / counts for sums in total))
 
 
 def fresh_targets(
@@ -106,16 +95,15 @@ def fresh_targets(
     center: Tensors,
     radius: float,
     data: Examples,
-    by_class: Sequence[Tensor],
+    members: Members,
     batch_size: int | None,
     rng: torch.Generator,
 ) -> Iterator[Target]:
     """Yields for ever a newly sampled network with new real batches: one for each step."""
     while True:
         params = sample_near(center, radius, rng)
-        yield Target(
-            params, real_means(model, params, data, draw_members(by_class, batch_size, rng))
-        )
+        drawn = members.sample(batch_size, rng)
+        yield Target(params, real_means(model, params, data, drawn))
 
 
 def synthesize(
@@ -144,19 +132,37 @@ def synthesize(
     images = images.clone()
     velocity = torch.zeros_like(images)
     losses = []
-    num_slots = int(slots[-1]) + 1
+    groups = list(whole_slots(slots, CHUNK))
+    slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
-        leaf = images.detach().requires_grad_()
-        means = class_means(model(target.params, leaf), slots, num_slots)
-        loss = matching_loss(target.means, means)
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        velocity.mul_(momentum).add_(gradient)
-        images.sub_(velocity, alpha=lr)
-        losses.append(loss.item())
+        loss = torch.zeros((), device=images.device)
+        # The loss is a sum over classes, so a few classes at a time give the same gradient.
+        for first, last, part in groups:
+            leaf = images[part].detach().requires_grad_()
+            outputs = model(target.params, leaf)
+            means = class_means(outputs, slots[part] - first, last - first)
+            share = matching_loss(
+                ClassMeans(*(mean[first:last] for mean in target.means)), means
+            )
+            (gradient,) = torch.autograd.grad(share, leaf)
+            images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
+            loss += share.detach()
+        losses.append(loss)
         tick((step + 1) / steps)
-    return images, losses
+    return images, [float(loss) for loss in losses]
 
 
-def _membership(slots: Tensor, num_slots: int) -> Tensor:
-    """Returns the matrix whose product with a batch sums it up by slot."""
-    return (slots == torch.arange(num_slots)[:, None]).float()
+def whole_slots(slots: Tensor, most: int) -> Iterator[tuple[int, int, slice]]:
+    """Yields groups of slots with at most so many images, or with one slot if that has more.
+
+    A group is its first slot, the slot after its last, and where its images lie.
+
+    >>> list(whole_slots(torch.tensor([0, 0, 1, 1, 2, 2, 2]), 4))
+    [(0, 2, slice(0, 4, None)), (2, 3, slice(4, 7, None))]
+    """
+    ends = [0, *torch.bincount(slots).cumsum(0).tolist()]
+    first = 0
+    for slot in range(1, len(ends)):
+        if slot == len(ends) - 1 or ends[slot + 1] - ends[first] > most:
+            yield first, slot, slice(ends[first], ends[slot])
+            first = slot

@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from feddm.data.examples import Examples
-from feddm.models import Model
+from feddm.models import Model, chunks
 from feddm.tensors import Tensors
-
-CHUNK = 64  # images a forward pass: more would leave the cache
 
 
 class Evaluation(NamedTuple):
@@ -24,9 +22,9 @@ class Evaluation(NamedTuple):
 def evaluate(model: Model, params: Tensors, data: Examples) -> Evaluation:
     """Returns accuracy and loss over all examples."""
     right, loss = 0, 0.0
-    with torch.inference_mode():
-        for start in range(0, len(data), CHUNK):
-            x, y, _ = data[start : start + CHUNK]
+    with torch.no_grad():
+        for index in chunks(torch.arange(len(data))):
+            x, y, _ = data[index]
             logits = model(params, x).logits
             right += int((logits.argmax(1) == y).sum())
             loss += float(F.cross_entropy(logits, y, reduction="sum"))

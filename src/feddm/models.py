@@ -23,6 +23,10 @@ from feddm.tensors import Tensors
 
 Norm = Literal["instance", "group"]
 
+# Images a pass. The activations of more would leave the cache, and every pass then waits for
+# memory; `feddm bench` shows it.
+CHUNK = 32
+
 
 class Outputs(NamedTuple):
     """What a model says about a batch: ``h_w(x)`` and ``z_w(x)`` in the paper."""
@@ -142,6 +146,15 @@ class ResNet18:
         weight = params[f"{conv}.weight"]
         x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
         return _normalize(x, params, norm, self.norm)
+
+
+def chunks(batch: Tensor) -> tuple[Tensor, ...]:
+    """Returns the batch in as few nearly equal parts as `CHUNK` allows.
+
+    >>> [len(part) for part in chunks(torch.zeros(65))]
+    [22, 22, 21]
+    """
+    return batch.tensor_split(math.ceil(len(batch) / CHUNK)) if len(batch) else ()
 
 
 def num_params(params: Tensors) -> int:

@@ -22,6 +22,8 @@ from feddm.errors import DataError
 Tensors = Mapping[str, Tensor]  # parameter name -> tensor
 Records = Mapping[str, Tensors]  # "params", "control", "examples" -> tensors
 
+CPU = torch.device("cpu")
+
 
 def zip_map(function: Callable[..., Tensor], *trees: Tensors) -> dict[str, Tensor]:
     """Returns ``{name: function(first[name], second[name], ...)}``.
@@ -72,6 +74,14 @@ def leaves(records: Records) -> Iterator[Tensor]:
     """Yields every tensor of the records."""
     for tensors in records.values():
         yield from tensors.values()
+
+
+def moved(records: Records, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """Returns the records in the memory of a device; what is there already is not copied."""
+    return {
+        record: {name: tensor.to(device) for name, tensor in tensors.items()}
+        for record, tensors in records.items()
+    }
 
 
 def num_floats(records: Records) -> int:

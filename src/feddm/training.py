@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,11 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddm.data.examples import Batch, Examples
-from feddm.models import Model
+from feddm.models import Model, chunks
 from feddm.tensors import Tensors, norm, zip_map
-
-# Activations of more images than this leave the cache, and every pass then waits for memory.
-CHUNK = 32
 
 Tick = Callable[[float], None]  # told the fraction of a piece of work that is done
 Gradient = Callable[[Model, Tensors, Batch], tuple[dict[str, Tensor], float]]
@@ -101,8 +99,15 @@ def train(
 
 
 def shuffled_batches(num: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yields the numbers below `num` in random order; the last batch may be short."""
-    yield from torch.randperm(num, generator=rng).split(batch_size)
+    """Yields the numbers below `num` in random order, in as few batches as the size allows.
+
+    Batches are nearly equal. A last one of two left-over examples would count as much as a full
+    one, and with momentum such steps can spoil the training altogether.
+
+    >>> [len(batch) for batch in shuffled_batches(770, 256, torch.Generator())]
+    [193, 193, 192, 192]
+    """
+    yield from torch.randperm(num, generator=rng).tensor_split(math.ceil(num / batch_size))
 
 
 def mean_gradient(
@@ -116,13 +121,11 @@ def mean_gradient(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     total = 0.0
     grads: dict[str, Tensor] | None = None
-    for start in range(0, len(batch.y), CHUNK):
-        part = slice(start, start + CHUNK)
-        losses = F.cross_entropy(
-            model(leaves, batch.x[part]).logits, batch.y[part], reduction="none"
-        )
-        if batch.weight is not None:
-            losses = losses * batch.weight[part]
+    weights = None if batch.weight is None else iter(chunks(batch.weight))
+    for x, y in zip(chunks(batch.x), chunks(batch.y), strict=True):
+        losses = F.cross_entropy(model(leaves, x).logits, y, reduction="none")
+        if weights is not None:
+            losses = losses * next(weights)
         loss = losses.sum() / len(batch.y)
         chunk = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         grads = chunk if grads is None else zip_map(Tensor.add_, grads, chunk)

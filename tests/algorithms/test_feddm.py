@@ -7,12 +7,12 @@ import torch
 
 from feddm.algorithms.base import Upload
 from feddm.algorithms.feddm import FedDM, Synthesis
-from feddm.algorithms.union import classes_of, label_dtype, united
+from feddm.algorithms.union import label_dtype, united
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.models import ConvNet, Model
 from feddm.seeding import generator
-from feddm.tensors import Records, norm, num_bytes, num_floats, zip_map
+from feddm.tensors import CPU, Records, norm, num_bytes, num_floats, zip_map
 from feddm.training import SGD, ignore
 from toy import TwoParameters, pixels, point
 
@@ -40,6 +40,7 @@ def feddm(
         server_sgd=SGD(lr=1.0, epochs=1, batch_size=256),
         server_radius=5.0,
         weighting=weighting,
+        device=CPU,
         synthesis=dataclasses.replace(PAPER, **synthesis),
     )
 
@@ -255,10 +256,3 @@ def test_it_pickles_and_compares() -> None:
 def test_label_types() -> None:
     assert label_dtype(256) == torch.uint8
     assert label_dtype(257) == torch.int32
-
-
-def test_classes_below_the_size_are_left_out() -> None:
-    labels = torch.tensor([3] * 10 + [1] * 9 + [0] * 11)
-    classes, by_class = classes_of(labels, 10)
-    assert classes == [0, 3]
-    assert [index.tolist() for index in by_class] == [list(range(19, 30)), list(range(10))]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from feddm.data.examples import Examples, Normalization
+from feddm.data.examples import Examples, Members, Normalization
 
 HALF = Normalization(mean=(0.5, 0.25), std=(0.5, 0.25))
 
@@ -41,3 +41,40 @@ def test_inputs_are_taken_as_they_are() -> None:
     data = Examples(torch.randn(3, 1, 2, 2), torch.tensor([0, 1, 0]))
     assert torch.equal(data[torch.tensor([1])].x, data.x[1:2])
     assert data[torch.tensor([1])].weight is None
+
+
+def test_classes_below_the_size_are_left_out() -> None:
+    labels = torch.tensor([3] * 10 + [1] * 9 + [0] * 11)
+    classes, members = Examples(torch.zeros(30, 1, 1, 1), labels).by_class(10)
+    assert classes == [0, 3]
+    assert members.index.tolist() == [*range(19, 30), *range(10)]
+    assert members.slots.tolist() == [0] * 11 + [1] * 10
+    assert members.counts.tolist() == [11, 10]
+
+
+def test_no_class_is_large_enough() -> None:
+    classes, members = Examples(torch.zeros(2, 1, 1, 1), torch.tensor([0, 5])).by_class(2)
+    assert classes == []
+    assert len(members.index) == len(members.slots) == 0
+
+
+class TestSample:
+    MEMBERS = Members(torch.tensor([*range(10, 20), 3, 5]), torch.tensor([0] * 10 + [1] * 2))
+
+    def test_without_repeats_and_class_after_class(self) -> None:
+        for seed in range(20):
+            drawn = self.MEMBERS.sample(4, torch.Generator().manual_seed(seed))
+            assert drawn.slots.tolist() == [0, 0, 0, 0, 1, 1]
+            assert len(set(drawn.index[:4].tolist())) == 4
+            assert set(drawn.index[:4].tolist()) <= set(range(10, 20))
+            assert sorted(drawn.index[4:].tolist()) == [3, 5]
+
+    def test_all_of_them(self) -> None:
+        assert self.MEMBERS.sample(None, torch.Generator()) is self.MEMBERS
+
+    def test_every_example_is_as_likely(self) -> None:
+        rng = torch.Generator().manual_seed(0)
+        drawn = torch.cat([self.MEMBERS.sample(4, rng).index for _ in range(2000)])
+        counts = torch.bincount(drawn, minlength=20)[10:20]
+        # Each is drawn 800 times on average, with a standard deviation of 22.
+        assert int((counts - 800).abs().max()) < 110

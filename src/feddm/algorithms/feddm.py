@@ -12,7 +12,7 @@ match.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
-from feddm.algorithms.union import TrainsOnUnion, classes_of
-from feddm.data.examples import Examples
-from feddm.matching import Target, draw_members, fresh_targets, synthesize
+from feddm.algorithms.union import TrainsOnUnion
+from feddm.data.examples import Examples, Members
+from feddm.matching import Target, fresh_targets, synthesize
 from feddm.tensors import Records
 from feddm.training import Tick
 
@@ -66,15 +66,15 @@ class FedDM(TrainsOnUnion):
         tick: Tick,
     ) -> LocalResult:
         del memory
-        classes, by_class = classes_of(data.y, self.min_class_size)
+        classes, members = data.by_class(self.min_class_size)
         if not classes:
-            return LocalResult(self.pack(torch.empty(0, *self.model.shape), [], [], []))
-        images, slots = self._start(data, by_class, rng)
+            return LocalResult(self.pack_nothing())
+        images, slots = self._start(data, members, rng)
         images, losses = synthesize(
             self.model,
             images,
             slots,
-            self._targets(download, data, by_class, rng),
+            self._targets(download, data, members, rng),
             lr=self.synthesis.lr,
             momentum=self.synthesis.momentum,
             steps=self.synthesis.steps,
@@ -83,26 +83,25 @@ class FedDM(TrainsOnUnion):
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
         if losses:
             metrics |= {"first_loss": losses[0], "last_loss": losses[-1]}
-        counts = torch.bincount(slots).tolist()
-        sizes = [len(members) for members in by_class]
-        return LocalResult(self.pack(images, classes, counts, sizes), metrics=metrics)
+        upload = self.pack(images, classes, slots, members.counts)
+        return LocalResult(upload, metrics=metrics)
 
     def _start(
-        self, data: Examples, by_class: Sequence[Tensor], rng: torch.Generator
+        self, data: Examples, members: Members, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Returns the first images and their slots."""
         if self.synthesis.start == "real":
-            chosen = draw_members(by_class, self.images_per_class, rng)
-            counts = torch.tensor([len(members) for members in chosen])
-            return data[torch.cat(chosen)].x, torch.repeat_interleave(counts)
-        slots = torch.arange(len(by_class)).repeat_interleave(self.images_per_class)
-        return torch.randn(len(slots), *self.model.shape, generator=rng), slots
+            chosen = members.sample(self.images_per_class, rng)
+            return data[chosen.index].x, chosen.slots
+        slots = torch.arange(len(members.counts)).repeat_interleave(self.images_per_class)
+        images = torch.randn(len(slots), *self.model.shape, generator=rng)
+        return images.to(data.x.device), slots
 
     def _targets(
         self,
         download: Records,
         data: Examples,
-        by_class: Sequence[Tensor],
+        members: Members,
         rng: torch.Generator,
     ) -> Iterator[Target]:
         """Yields for ever the network of each step with its real means."""
@@ -111,7 +110,7 @@ class FedDM(TrainsOnUnion):
             download["params"],
             self.synthesis.radius,
             data,
-            by_class,
+            members,
             self.synthesis.real_batch,
             rng,
         )

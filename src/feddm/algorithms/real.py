@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from feddm.algorithms.base import LocalResult
-from feddm.algorithms.union import TrainsOnUnion, classes_of
+from feddm.algorithms.union import TrainsOnUnion
 from feddm.data.examples import Examples
-from feddm.matching import draw_members
 from feddm.tensors import Records
 from feddm.training import Tick
 
@@ -31,10 +30,10 @@ class Real(TrainsOnUnion):
         tick: Tick,
     ) -> LocalResult:
         del download, memory, tick
-        classes, by_class = classes_of(data.y, self.min_class_size)
+        classes, members = data.by_class(self.min_class_size)
         if not classes:
-            return LocalResult(self.pack(torch.empty(0, *self.model.shape), [], [], []))
-        chosen = draw_members(by_class, self.images_per_class, rng)
-        images = data[torch.cat(chosen)].x
-        upload = self.pack(images, classes, list(map(len, chosen)), list(map(len, by_class)))
+            return LocalResult(self.pack_nothing())
+        chosen = members.sample(self.images_per_class, rng)
+        images = data[chosen.index].x
+        upload = self.pack(images, classes, chosen.slots, members.counts)
         return LocalResult(upload, metrics={"classes": len(classes), "images": len(images)})

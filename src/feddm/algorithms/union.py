@@ -13,7 +13,7 @@ from feddm.algorithms.base import Upload
 from feddm.data.examples import Examples
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.models import Model
-from feddm.tensors import Records, Tensors
+from feddm.tensors import CPU, Records, Tensors, moved
 from feddm.training import SGD, Tick, ball, train
 
 
@@ -30,6 +30,7 @@ class TrainsOnUnion:
         weighting: ``"synthetic"`` counts every image the same, as the paper does;
             ``"examples"`` counts it by the number of real images that it stands for, so that
             the server's loss approximates the mean over all real examples.
+        device: Where the server trains; the union lies in its memory meanwhile.
     """
 
     model: Model
@@ -38,6 +39,7 @@ class TrainsOnUnion:
     server_sgd: SGD
     server_radius: float
     weighting: Literal["synthetic", "examples"]
+    device: torch.device
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -46,28 +48,26 @@ class TrainsOnUnion:
         return {"params": state["params"]}
 
     def pack(
-        self,
-        images: Tensor,
-        classes: Sequence[int],
-        counts: Sequence[int],
-        sizes: Sequence[int],
+        self, images: Tensor, classes: Sequence[int], slots: Tensor, sizes: Tensor
     ) -> Records:
         """Returns an upload.
 
         Args:
-            images: Images as the model takes them, class after class.
-            classes: The classes.
-            counts: Images of each class in the upload.
-            sizes: Real images of each class that the client has.
+            images: Images as the model takes them.
+            classes: The class of each slot.
+            slots: The slot of each image.
+            sizes: Real images of each slot that the client has.
         """
-        repeats = torch.tensor(counts, dtype=torch.int64)
         labels = torch.tensor(classes, dtype=label_dtype(self.model.num_classes))
-        examples = {"x": images, "y": labels.repeat_interleave(repeats)}
+        examples = {"x": images, "y": labels[slots]}
         if self.weighting == "examples":
-            shares = [size / count for size, count in zip(sizes, counts, strict=True)]
-            weights = torch.tensor(shares, dtype=torch.float32)
-            examples["weight"] = weights.repeat_interleave(repeats)
+            examples["weight"] = (sizes / torch.bincount(slots))[slots]
         return {"examples": examples}
+
+    def pack_nothing(self) -> Records:
+        """Returns the upload of a client that has no class large enough."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return self.pack(torch.empty(0, *self.model.shape), [], nothing, nothing)
 
     def check(self, upload: Records, download: Records) -> None:
         del download
@@ -107,31 +107,17 @@ class TrainsOnUnion:
             union["y"].long(),
             weight=None if weight is None else weight / weight.mean(),
         )
+        center = moved(state, self.device)["params"]
         trained = train(
             self.model,
-            state["params"],
-            data,
+            center,
+            data.to(self.device),
             self.server_sgd,
             rng,
-            project=ball(state["params"], self.server_radius),
+            project=ball(center, self.server_radius),
             tick=tick,
         )
-        return {"params": trained.params, "synthetic": union}
-
-
-def classes_of(labels: Tensor, min_size: int) -> tuple[list[int], list[Tensor]]:
-    """Returns the classes with at least `min_size` examples, and which examples they have.
-
-    >>> classes_of(torch.tensor([4, 1, 4]), min_size=2)
-    ([4], [tensor([0, 2])])
-    """
-    classes, by_class = [], []
-    for label in labels.unique().tolist():
-        members = (labels == label).nonzero().flatten()
-        if len(members) >= min_size:
-            classes.append(label)
-            by_class.append(members)
-    return classes, by_class
+        return moved({"params": trained.params, "synthetic": union}, CPU)
 
 
 def label_dtype(num_classes: int) -> torch.dtype:

@@ -48,6 +48,12 @@ CONFIGURATION: dict[str, Any] = {
     "ipc": Annotated[int | None, typer.Option(help="Synthetic images a class.")],
     "seed": Annotated[int | None, typer.Option(help="Everything random comes from it.")],
     "workers": Workers,
+    "device": Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU if present.")
+    ],
+    "compile": Annotated[
+        str | None, typer.Option(help="auto, on or off; auto compiles if the run is long.")
+    ],
     "data_dir": DataDir,
     "preset": Annotated[
         str | None,

@@ -19,6 +19,7 @@ class Normalization:
     def inputs(self, pixels: Tensor) -> Tensor:
         """Returns what a model takes for uint8 pixels of shape (n, channels, height, width)."""
         mean, std = self._columns()
+        mean, std = mean.to(pixels.device), std.to(pixels.device)
         return torch.addcmul(-mean / std, pixels.float(), 1 / (255 * std))
 
     def pixels(self, inputs: Tensor) -> Tensor:
@@ -34,6 +35,39 @@ class Normalization:
 
     def _columns(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Which examples belong to which class of a client, class after class.
+
+    A *slot* is the place of a class among the classes that one client has: class 7 of a client
+    with classes 2, 5 and 7 is slot 2.
+    """
+
+    index: Tensor  # positions of the examples
+    slots: Tensor  # the slot of each, ascending
+
+    @property
+    def counts(self) -> Tensor:
+        """How many examples each slot has."""
+        return torch.bincount(self.slots)
+
+    def sample(self, most: int | None, rng: torch.Generator) -> Members:
+        """Returns random examples of each slot without repeats; ``None`` takes all of them.
+
+        >>> members = Members(torch.tensor([4, 7, 8, 9]), torch.tensor([0, 1, 1, 1]))
+        >>> members.sample(2, torch.Generator().manual_seed(0)).slots
+        tensor([0, 1, 1])
+        """
+        if most is None:
+            return self
+        order = torch.randperm(len(self.index), generator=rng)
+        order = order[self.slots[order].argsort(stable=True)]  # by slot, at random within it
+        slots = self.slots[order]
+        first = self.counts.cumsum(0) - self.counts
+        chosen = torch.arange(len(slots)) - first[slots] < most
+        return Members(self.index[order[chosen]], slots[chosen])
 
 
 class Batch(NamedTuple):
@@ -77,3 +111,23 @@ class Examples:
         """Returns the chosen examples as they lie in memory."""
         weight = None if self.weight is None else self.weight[index]
         return Examples(self.x[index], self.y[index], self.normalization, weight)
+
+    def to(self, device: torch.device) -> Examples:
+        """Returns the examples in the memory of a device."""
+        weight = None if self.weight is None else self.weight.to(device)
+        return Examples(self.x.to(device), self.y.to(device), self.normalization, weight)
+
+    def by_class(self, min_size: int) -> tuple[list[int], Members]:
+        """Returns the classes with at least `min_size` examples, and which examples they have.
+
+        >>> data = Examples(torch.zeros(3, 1, 1, 1), torch.tensor([4, 1, 4]))
+        >>> data.by_class(min_size=2)
+        ([4], Members(index=tensor([0, 2]), slots=tensor([0, 0])))
+        """
+        labels = self.y.cpu()
+        sizes = torch.bincount(labels)
+        large = sizes >= max(min_size, 1)
+        index = labels.argsort(stable=True)
+        index = index[large[labels[index]]]
+        slots = large.cumsum(0)[labels[index]] - 1
+        return large.nonzero().flatten().tolist(), Members(index, slots)

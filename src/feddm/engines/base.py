@@ -13,7 +13,7 @@ import torch
 from feddm.algorithms.base import Algorithm, LocalResult
 from feddm.data.examples import Examples
 from feddm.seeding import generator
-from feddm.tensors import Records
+from feddm.tensors import CPU, Records, moved
 from feddm.training import Tick
 
 
@@ -53,17 +53,27 @@ class Engine(Protocol):
 
 
 def perform(
-    algorithm: Algorithm, task: Task, data: Examples, memory: Records, tick: Tick
+    algorithm: Algorithm,
+    task: Task,
+    data: Examples,
+    memory: Records,
+    tick: Tick,
+    device: torch.device = CPU,
 ) -> tuple[LocalResult, float]:
     """Does a client's work on one thread, and returns the result with the seconds it took.
 
     One thread, because the order of float additions depends on their number: so a client gives
-    the same bits wherever it runs.
+    the same bits wherever it runs. What comes back is in the memory of the CPU.
     """
     rng = generator(task.seed, "client", task.round, task.client)
     with threads(1):
         begin = time.perf_counter()
-        result = algorithm.local(task.download, data, memory, rng, tick)
+        result = algorithm.local(
+            moved(task.download, device), data.to(device), moved(memory, device), rng, tick
+        )
+        result = LocalResult(
+            moved(result.upload, CPU), moved(result.memory, CPU), result.metrics
+        )
         return result, time.perf_counter() - begin
 
 

@@ -26,7 +26,7 @@ from feddm.data.examples import Examples
 from feddm.engines.base import ClientTick, Reply, Task, perform
 from feddm.engines.worker import Shards, WorkerSetup, receive, send
 from feddm.errors import EngineError, FedDMError
-from feddm.tensors import Records, from_bytes, to_bytes
+from feddm.tensors import CPU, Records, from_bytes, to_bytes
 
 
 class InProcess:
@@ -38,6 +38,7 @@ class InProcess:
         shards: For each client, which examples are its own.
         workers: 1 works in this process; more start that many, each on one thread.
         memories: What clients remember from an earlier part of the run.
+        device: Where clients compute.
     """
 
     def __init__(
@@ -47,13 +48,17 @@ class InProcess:
         shards: list[np.ndarray[Any, Any]],
         workers: int = 1,
         memories: Mapping[int, Records] | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.memories: dict[int, Records] = dict(memories or {})
         self._pending: dict[int, Records] = {}
         self._algorithm = algorithm
         self._data = data
         self._shards = shards
-        self._workers = _Workers(algorithm, data, shards, workers) if workers > 1 else None
+        self._device = device
+        self._workers = (
+            _Workers(algorithm, data, shards, workers, device) if workers > 1 else None
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +95,12 @@ class InProcess:
             client = task.client
             data = self._data.subset(torch.from_numpy(self._shards[client]))
             result, seconds = perform(
-                self._algorithm, task, data, memory, functools.partial(tick, client)
+                self._algorithm,
+                task,
+                data,
+                memory,
+                functools.partial(tick, client),
+                self._device,
             )
             yield Reply(client, result.upload, result.metrics, seconds), result.memory
 
@@ -104,6 +114,7 @@ class _Workers:
         data: Examples,
         shards: list[np.ndarray[Any, Any]],
         number: int,
+        device: torch.device,
     ) -> None:
         # Some systems cannot remove a file that a worker has mapped, until it has ended.
         self._folder = tempfile.TemporaryDirectory(prefix="feddm-", ignore_cleanup_errors=True)
@@ -116,7 +127,9 @@ class _Workers:
                 f"cannot share the data with workers in {folder}: {error.strerror}; "
                 "set TMPDIR to a folder with room, or use --workers 1"
             ) from error
-        self._setup: WorkerSetup | None = WorkerSetup(algorithm, folder, data.normalization)
+        self._setup: WorkerSetup | None = WorkerSetup(
+            algorithm, folder, data.normalization, device
+        )
         self._processes = [_start() for _ in range(number)]
         self._threads: list[threading.Thread] = []
 

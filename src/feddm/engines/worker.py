@@ -50,6 +50,7 @@ class WorkerSetup:
     algorithm: Algorithm
     folder: Path
     normalization: Normalization | None
+    device: torch.device
 
 
 class Shards:
@@ -124,7 +125,12 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
         try:
             task = Task(client, round_, seed, download)
             result, seconds = perform(
-                setup.algorithm, task, shards[client], from_bytes(memory), tick
+                setup.algorithm,
+                task,
+                shards[client],
+                from_bytes(memory),
+                tick,
+                setup.device,
             )
             reply: tuple[object, ...] = (
                 "done",
