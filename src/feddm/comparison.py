@@ -35,6 +35,32 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Mean difference to another row, seed by seed, over the seeds that both have.
+
+    Args:
+        name: The other row.
+        mean: The mean difference.
+        error: Its standard error; one seed has none.
+    """
+
+    name: str
+    mean: float
+    error: float | None
+
+    @classmethod
+    def of(cls, name: str, ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+        """Returns the difference of values that were measured with the same seeds.
+
+        >>> Difference.of("fedavg", [0.5, 0.75], [0.25, 0.75])
+        Difference(name='fedavg', mean=0.125, error=0.125)
+        """
+        spread = Spread.of([a - b for a, b in zip(ours, theirs, strict=True)])
+        error = None if spread.std is None else spread.std / math.sqrt(len(ours))
+        return cls(name, spread.mean, error)
+
+
+@dataclass(frozen=True)
 class Reached:
     """When an accuracy was first reached, over the seeds that did.
 
@@ -68,6 +94,7 @@ class Row:
         bytes_down: Bytes a round that all clients received.
         client_seconds: Computing seconds a round of all clients together.
         server_seconds: Computing seconds a round of the server.
+        difference: Final accuracy less that of the row that all are compared with.
     """
 
     name: str
@@ -80,18 +107,22 @@ class Row:
     bytes_down: float
     client_seconds: float
     server_seconds: float
+    difference: Difference | None = None
 
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def summarize(runs: Mapping[str, Sequence[Curve]], targets: Iterable[float]) -> list[Row]:
+def summarize(
+    runs: Mapping[str, Sequence[Curve]], targets: Iterable[float], against: str | None = None
+) -> list[Row]:
     """Returns a row for each algorithm.
 
     Args:
         runs: For each name, the records of each seed.
         targets: Accuracies to be reached.
+        against: The name that all others are compared with, seed by seed.
     """
     rows = []
     targets = list(targets)
@@ -110,9 +141,19 @@ def summarize(runs: Mapping[str, Sequence[Curve]], targets: Iterable[float]) -> 
                 bytes_down=_mean([r.bytes_down for r in everything]),
                 client_seconds=_mean([r.client_seconds for r in everything]),
                 server_seconds=_mean([r.server_seconds for r in everything]),
+                difference=None
+                if against is None or against == name
+                else _difference(against, seeds, runs[against]),
             )
         )
     return rows
+
+
+def _difference(name: str, ours: Sequence[Curve], theirs: Sequence[Curve]) -> Difference:
+    both = [
+        (a[-1].accuracy, b[-1].accuracy) for a, b in zip(ours, theirs, strict=True) if a and b
+    ]
+    return Difference.of(name, [a for a, _ in both], [b for _, b in both])
 
 
 def reached(seeds: Sequence[Curve], target: float) -> Reached:
@@ -131,7 +172,8 @@ def reached(seeds: Sequence[Curve], target: float) -> Reached:
 
 
 LEGEND = (
-    "Accuracy in percent, mean ± standard deviation over seeds. `to 90 %`: rounds, and "
+    "Accuracy in percent, mean ± standard deviation over seeds. `less x`: mean difference to x "
+    "in points, seed by seed, and its standard error. `to 90 %`: rounds, and "
     "megabytes that all clients sent, until it was reached; (1/3) if only one of three seeds "
     "did. MB up and down and computing seconds of all clients are for one round."
 )
@@ -148,6 +190,7 @@ def header(rows: Sequence[Row]) -> list[str]:
     return [
         "",
         "final %",
+        *(f"less {name}" for name in _others(rows)),
         "best %",
         *(f"to {100 * target.accuracy:g} %" for target in targets),
         "MB up",
@@ -156,23 +199,32 @@ def header(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def cells(row: Row) -> list[str]:
-    """Returns a row as text."""
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns the rows as text."""
     return [
-        f"{row.name} ({row.failed} failed)" if row.failed else row.name,
-        accuracy_text(row.final),
-        accuracy_text(row.best),
-        *(reached_text(target, row.seeds) for target in row.reached),
-        number_text(row.bytes_up / 1e6),
-        number_text(row.bytes_down / 1e6),
-        number_text(row.client_seconds),
+        [
+            f"{row.name} ({row.failed} failed)" if row.failed else row.name,
+            accuracy_text(row.final),
+            *(difference_text(row.difference) for _ in _others(rows)),
+            accuracy_text(row.best),
+            *(reached_text(target, row.seeds) for target in row.reached),
+            number_text(row.bytes_up / 1e6),
+            number_text(row.bytes_down / 1e6),
+            number_text(row.client_seconds),
+        ]
+        for row in rows
     ]
+
+
+def _others(rows: Sequence[Row]) -> set[str]:
+    """Returns the name that rows are compared with, if there is one."""
+    return {row.difference.name for row in rows if row.difference is not None}
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """Returns the table in Markdown."""
     titles = header(rows)
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(cells, rows)]
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *cells(rows)]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     return f"{table}\n{LEGEND}\n"
 
@@ -190,6 +242,8 @@ def to_csv(rows: Sequence[Row]) -> str:
             "final_accuracy_std": row.final.std,
             "best_accuracy": row.best.mean,
             "best_accuracy_std": row.best.std,
+            "difference": row.difference and row.difference.mean,
+            "difference_error": row.difference and row.difference.error,
         }
         for target in row.reached:
             name = f"to_{target.accuracy:g}"
@@ -216,6 +270,18 @@ def accuracy_text(spread: Spread) -> str:
         return "-"
     mean = f"{100 * spread.mean:.2f}"
     return mean if spread.std is None else f"{mean} ± {100 * spread.std:.2f}"
+
+
+def difference_text(difference: Difference | None) -> str:
+    """Returns a difference in points with its standard error.
+
+    >>> difference_text(Difference("literal", -0.0012, 0.0005))
+    '-0.12 (0.05)'
+    """
+    if difference is None or not math.isfinite(difference.mean):
+        return "-"
+    mean = f"{100 * difference.mean:+.2f}"
+    return mean if difference.error is None else f"{mean} ({100 * difference.error:.2f})"
 
 
 def reached_text(target: Reached, seeds: int) -> str:

@@ -138,18 +138,26 @@ def synthesize(
         loss = torch.zeros((), device=images.device)
         # The loss is a sum over classes, so a few classes at a time give the same gradient.
         for first, last, part in groups:
-            leaf = images[part].detach().requires_grad_()
-            outputs = model(target.params, leaf)
-            means = class_means(outputs, slots[part] - first, last - first)
-            share = matching_loss(
-                ClassMeans(*(mean[first:last] for mean in target.means)), means
+            means = ClassMeans(*(mean[first:last] for mean in target.means))
+            gradient, share = image_gradient(
+                model, target.params, images[part], slots[part] - first, means
             )
-            (gradient,) = torch.autograd.grad(share, leaf)
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
-            loss += share.detach()
+            loss += share
         losses.append(loss)
         tick((step + 1) / steps)
     return images, [float(loss) for loss in losses]
+
+
+def image_gradient(
+    model: Model, params: Tensors, images: Tensor, slots: Tensor, real: ClassMeans
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of the matching loss with respect to the images, and the loss."""
+    leaf = images.detach().requires_grad_()
+    synthetic = class_means(model(params, leaf), slots, len(real.logits))
+    loss = matching_loss(real, synthetic)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient, loss.detach()
 
 
 def whole_slots(slots: Tensor, most: int) -> Iterator[tuple[int, int, slice]]:

@@ -136,17 +136,17 @@ def mean_gradient(
 
 
 def ball(center: Tensors, radius: float) -> Project:
-    """Returns the projection onto ``|w - center| <= radius``, all parameters as one vector.
+    """Returns the projection onto ``|w - center| <= radius``, all parameters as one vector."""
+    return lambda params: into_ball(params, center, radius)
 
-    >>> project = ball({"w": torch.tensor([1.0, 0.0])}, radius=2.0)
-    >>> project({"w": torch.tensor([1.0, 4.0])})
+
+def into_ball(params: Tensors, center: Tensors, radius: float) -> Tensors:
+    """Returns the parameters if they are in the ball, else the nearest ones that are.
+
+    >>> into_ball({"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}, radius=2.0)
     {'w': tensor([1., 2.])}
     """
-
-    def project(params: Tensors) -> Tensors:
-        distance = norm(zip_map(torch.sub, params, center))
-        if distance <= radius:
-            return params
-        return zip_map(lambda w, c: torch.lerp(c, w, radius / distance), params, center)
-
-    return project
+    distance = norm(zip_map(torch.sub, params, center))
+    if distance <= radius:
+        return params
+    return zip_map(lambda w, c: torch.lerp(c, w, radius / distance), params, center)

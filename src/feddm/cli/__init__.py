@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from feddm.allocation import keep_freed_memory
-from feddm.cli import compare, config, data, message_size, partition, run
+from feddm.cli import bench, compare, config, data, message_size, partition, run
 from feddm.errors import FedDMError
 
 app = typer.Typer(
@@ -39,6 +39,8 @@ app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partit
 app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLES)(
     message_size.message_size
 )
+app.command(rich_help_panel=LOOKING, epilog=bench.BENCH_EXAMPLES)(bench.bench)
+app.command(rich_help_panel=LOOKING, epilog=bench.PROFILE_EXAMPLES)(bench.profile)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING, epilog=data.EXAMPLES)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddm.cli import options
-from feddm.config import Config, load_toml, toml_value
+from feddm.config import ALGORITHMS, Config, load_toml, toml_value
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ Examples:
 
 - `feddm compare --dataset mnist --alpha 0.1 --targets 0.9,0.95 --out study`
 
-- `feddm compare --algorithms feddm,fedavg --with fedavg=tuned/winner.toml`"""
+- `feddm compare --algorithms feddm,fedavg --with fedavg=tuned/winner.toml`
+
+- `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`"""
 
 TUNE_EXAMPLES = """\
 Examples:
@@ -43,7 +45,9 @@ Out = Annotated[
 @options.configured(without={"algorithm", "seed"})
 def compare(
     given: options.Given,
-    algorithms: Annotated[str, typer.Option(help="Names with commas between.")] = ALL,
+    algorithms: Annotated[
+        str, typer.Option(help="Names, also of your own (--with), with commas between.")
+    ] = ALL,
     seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
     targets: Annotated[
         str, typer.Option(help="Accuracies (from 0 to 1) to be reached, with commas between.")
@@ -51,8 +55,14 @@ def compare(
     with_: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="NAME=FILE", help="A TOML file for one algorithm, as from tune."
+            "--with",
+            metavar="NAME=FILE",
+            help="A TOML file for one name, as from tune; it may name the algorithm.",
         ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show the difference to this one, seed by seed."),
     ] = None,
     out: Out = None,
     quiet: options.Quiet = False,
@@ -66,8 +76,10 @@ def compare(
     names = options.listed("--algorithms", algorithms, str, "names")
     accuracies = options.listed("--targets", targets, _share, "numbers from 0 to 1")
     files = _files(with_ or (), names)
+    if against is not None and against not in names:
+        raise ConfigError(f"--against takes one of {', '.join(names)}, got {against!r}")
     configs = [
-        (name, seed, given.resolved(files.get(name), algorithm=name, seed=seed))
+        (name, seed, _variant(given, name, files.get(name), seed))
         for seed in options.listed("--seeds", seeds, int, "whole numbers")
         for name in names
     ]
@@ -79,7 +91,7 @@ def compare(
     cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
     with _shown(cells, study, quiet or json) as display:
-        rows = summarize(run_cells(cells, study, display), accuracies)
+        rows = summarize(run_cells(cells, study, display), accuracies, against)
         write_results(study, cells, rows, command())
         display.table(rows, study)
     if json:
@@ -204,6 +216,20 @@ def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, An
             )
         files[name] = load_toml(Path(path))
     return files
+
+
+def _variant(
+    given: options.Given, name: str, file: Mapping[str, Any] | None, seed: int
+) -> Config:
+    """Returns the configuration of a name: an algorithm's, or one that its file describes."""
+    if name in ALGORITHMS:
+        return given.resolved(file, algorithm=name, seed=seed)
+    if file is None or "algorithm" not in file:
+        raise ConfigError(
+            f"{name} is none of {', '.join(ALGORITHMS)}; to compare settings of your own under "
+            f"that name, add --with {name}=FILE with a file that names the algorithm"
+        )
+    return given.resolved(file, seed=seed)
 
 
 def _check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:

@@ -81,8 +81,8 @@ class StudyDisplay(StudyObserver):
         table = Table(box=None, pad_edge=False)
         for number, title in enumerate(header(rows)):
             table.add_column(title, justify="right" if number else "left", no_wrap=number < 3)
-        for row in rows:
-            table.add_row(*row_cells(row))
+        for texts in row_cells(rows):
+            table.add_row(*texts)
         self._console.print(table, highlight=False, markup=False)
         self._console.print(LEGEND.replace("`", ""), style="dim", highlight=False, markup=False)
         self.say(f"Everything is in {study}")

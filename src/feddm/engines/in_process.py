@@ -72,6 +72,11 @@ class InProcess:
         if self._workers is not None:
             self._workers.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes; empty if all is done in this one."""
+        return [] if self._workers is None else self._workers.pids
+
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply]:
         self._pending.clear()
         pairs = ((task, self.memories.get(task.client, {})) for task in tasks)
@@ -132,6 +137,10 @@ class _Workers:
         )
         self._processes = [_start() for _ in range(number)]
         self._threads: list[threading.Thread] = []
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._processes]
 
     def run(
         self, pairs: Iterable[tuple[Task, Records]], tick: ClientTick
@@ -199,6 +208,10 @@ class _Worker:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._download: Records | None = None  # what the worker has at the moment
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def work(self, task: Task, memory: Records, put: Any) -> None:
         """Has one task done, and puts its ticks and its reply."""

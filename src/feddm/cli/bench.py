@@ -1,0 +1,200 @@
+"""``feddm bench`` and ``feddm profile``: how fast it is, and where the time goes."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddm.cli import options
+from feddm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from feddm.bench import Report
+    from feddm.profiling import Part
+
+BENCH_EXAMPLES = """\
+Examples:
+
+- `feddm bench`
+
+- `feddm bench --width 32 --repeats 1 --compile off`"""
+
+PROFILE_EXAMPLES = """\
+Examples:
+
+- `feddm profile --dataset cifar10 --width 128`
+
+- `feddm profile --dataset mnist --algorithm fedavg`"""
+
+
+def bench(
+    width: Annotated[int, typer.Option(min=1, help="Channels of the ConvNet.")] = 128,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="How often what is compared is measured in turn.")
+    ] = 3,
+    compile_: Annotated[
+        str, typer.Option("--compile", help="on measures compiled code too, where it works.")
+    ] = "on",
+    out: Annotated[Path | None, typer.Option(help="A file for the figures, as JSON.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Measure the speed of this machine with FedDM's kernels, clients and workers.
+
+    Needs no data. Whatever is compared is measured in turn in one process; ratios say more than
+    seconds, on a busy machine above all. It takes about ten minutes on two cores.
+    """
+    if compile_ not in ("on", "off"):
+        raise ConfigError(f"--compile must be on or off, got {compile_!r}")
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from feddm.bench import measure
+
+    console = Console(quiet=json)
+    with console.status("") as status:
+
+        def tick(what: str) -> None:
+            status.update(f"Measuring {what}")
+            if not console.is_terminal:
+                console.print(f"Measuring {what}.")
+
+        report = measure(width, repeats, compile_ == "on", tick)
+    text = json_.dumps(asdict(report), indent=2)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    if json:
+        print(text)
+    else:
+        show(report, console)
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints all tables."""
+    for table in tables(report):
+        console.print(table)
+
+
+def tables(report: Report) -> list[Table]:
+    """Returns the report as tables."""
+    kernels = _table(
+        f"ConvNet of width {report.width}, one thread; large matrices: "
+        f"{report.sgemm_gflops:.0f} GFLOP/s",
+        ["code", "pass", "images/s", "GFLOP/s", "of matrices"],
+        [
+            [
+                k.mode,
+                PASSES[k.name],
+                f"{k.images_per_second:,.0f}",
+                f"{k.gflops:.1f}",
+                f"{100 * k.share:.0f} %",
+            ]
+            for k in report.kernels
+        ],
+    )
+    updates = _table(
+        "One client with 5,000 images of 9 classes, one round, "
+        + ("compiled" if report.compiler == "works" else "not compiled"),
+        ["update", "forward", "and back", "seconds", "by quick", "sent", "measured"],
+        [
+            [
+                u.name,
+                f"{u.forward:,.0f}",
+                f"{u.backward:,.0f}",
+                f"{u.seconds:,.1f}",
+                f"{u.ratio:.2f}",
+                f"{u.bytes_up / 1e6:.2f} MB",
+                u.measured,
+            ]
+            for u in report.updates
+        ],
+    )
+    workers, memory = report.workers, report.memory
+    rest = _table(
+        "Around it",
+        ["what", "figure"],
+        [
+            ["torch.compile", report.compiler],
+            [f"speed-up of {workers.workers} workers", f"{workers.speedup:.2f}"],
+            ["a small client, beyond its own work", f"{workers.overhead_ms:.1f} ms"],
+            [
+                f"memory after {workers.clients // 10} and {workers.clients} such clients",
+                f"{workers.memory_few_mb:,.0f} and {workers.memory_all_mb:,.0f} MB",
+            ],
+            ["the ball's share of a server's step", f"{100 * report.projection_share:.2f} %"],
+            [
+                "peak memory, ten clients, two workers",
+                f"{memory.server_mb:,.0f} + {memory.workers_mb:,.0f} MB",
+            ],
+            *([key, value] for key, value in report.machine.items()),
+        ],
+    )
+    settings = _table(
+        "What the updates do",
+        ["update", "settings"],
+        [[u.name, u.settings] for u in report.updates],
+    )
+    return [kernels, updates, settings, rest]
+
+
+PASSES = {
+    "forward": "forward",
+    "images": "and back to images",
+    "weights": "and back to weights",
+}
+
+
+@options.configured()
+def profile(given: options.Given, json: options.Json = False) -> None:
+    """Run one round in this process, and show where its time goes."""
+    config = given.resolved()
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from feddm.profiling import profile as profiled
+
+    console = Console(quiet=json)
+    with console.status("Running one round"):
+        parts = profiled(config)
+    if json:
+        print(json_.dumps([asdict(part) for part in parts], indent=2))
+    else:
+        console.print(_profile_table(parts))
+
+
+def _profile_table(parts: list[Part]) -> Table:
+    whole = parts[0].seconds
+    return _table(
+        "One round",
+        ["part", "seconds", "share", "calls"],
+        [
+            [
+                part.name,
+                f"{part.seconds:,.2f}",
+                f"{100 * part.seconds / whole:.1f} %",
+                f"{part.calls:,}",
+            ]
+            for part in parts
+            if part.calls
+        ],
+    )
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for number, column in enumerate(columns):
+        words = number == 0 or column in ("pass", "measured", "settings", "figure")
+        table.add_column(column, justify="left" if words else "right", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
