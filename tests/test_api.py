@@ -167,6 +167,8 @@ class TestRun:
             "ipc": 17,
             "seed": 17,
             "workers": 17,
+            "device": "cpu",
+            "compile": "off",
             "data_dir": "somewhere",
         }
         assert set(options) == set(OPTIONS)

@@ -31,6 +31,8 @@ EVERY_OPTION: list[tuple[str, str, object]] = [
     ("ipc", "synthesis.images_per_class", 17),
     ("seed", "seed", 17),
     ("workers", "runtime.workers", 17),
+    ("device", "runtime.device", "cpu"),
+    ("compile", "runtime.compile", "off"),
     ("data_dir", "data.dir", "somewhere"),
 ]
 FILE = {"preset": "paper", "rounds": 7}

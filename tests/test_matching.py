@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddm.augmentation import Augmentation
 from feddm.data.examples import Examples, Members, Normalization
 from feddm.matching import (
     ClassMeans,
@@ -172,6 +173,43 @@ def test_loss_is_zero_only_for_equal_means(values: list[float]) -> None:
     assert float(matching_loss(means, means)) == 0.0
     shifted = ClassMeans(means.embedding + 1, means.logits)
     assert float(matching_loss(means, shifted)) == pytest.approx(1.0)
+
+
+class TestAugmentation:
+    """The synthetic images of a network are changed as its real ones were."""
+
+    MODEL = ConvNet((3, 8, 8), 2, width=4, depth=2)
+
+    def drawn(self) -> tuple[Examples, Members, list[Target]]:
+        rng = generator(0, "test")
+        data = Examples(torch.randn(12, 3, 8, 8, generator=rng), torch.arange(12) % 2)
+        _, members = data.by_class(1)
+        endless = fresh_targets(
+            self.MODEL,
+            self.MODEL.init(rng),
+            1.0,
+            data,
+            members,
+            None,
+            generator(1, "test"),
+            Augmentation(),
+        )
+        return data, members, list(itertools.islice(endless, 6))
+
+    def test_the_real_images_themselves_match(self) -> None:
+        data, members, targets = self.drawn()
+        real = data.x[members.index]
+        images, losses = synthesize(self.MODEL, real, members.slots, targets, lr=1.0, steps=6)
+        assert max(losses) < 1e-9
+        torch.testing.assert_close(images, real, rtol=0, atol=1e-3)
+
+    def test_each_network_has_a_change_of_its_own(self) -> None:
+        data, members, targets = self.drawn()
+        assert len({float(target.transform(data.x).sum()) for target in targets}) > 3
+        for target in targets:
+            outputs = self.MODEL(target.params, target.transform(data.x[members.index]))
+            expected = class_means(outputs, members.slots, 2)
+            torch.testing.assert_close(target.means.logits, expected.logits)
 
 
 class TestGroups:

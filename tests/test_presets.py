@@ -27,6 +27,7 @@ PAPER = {
     "synthesis.radius": 5.0,  # "the choice of radius rho=5"
     "synthesis.start": "real",  # "initialized as randomly sampled real images"
     "synthesis.min_class_size": 10,  # follows from the published message sizes
+    "synthesis.augment": False,  # none is named
     "server.lr": 0.01,  # "SGD of eta_s=0.01"
     "server.epochs": 500,  # "for 500 epochs"
     "server.batch_size": 256,  # "with the batch size 256"
@@ -34,6 +35,7 @@ PAPER = {
     "server.weight_decay": 0.0,  # none is named
     "server.radius": 5.0,  # the same rho
     "server.weighting": "synthetic",  # the plain union
+    "server.augment": False,  # none is named
 }
 SECTIONS = ("partition.", "model.", "synthesis.", "server.")
 

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feddm.augmentation import Augmentation
 from feddm.data.examples import Batch, Examples
-from feddm.models import ConvNet
+from feddm.models import ConvNet, Model
 from feddm.seeding import generator
-from feddm.tensors import norm, zip_map
+from feddm.tensors import Tensors, norm, zip_map
 from feddm.training import SGD, ball, mean_gradient, shuffled_batches, train
 from toy import TwoParameters, pixels, point
 
@@ -127,3 +128,24 @@ def test_progress_goes_to_one() -> None:
     sgd = SGD(lr=0.1, epochs=4, batch_size=1)
     train(MODEL, point(1.0, 1.0), data, sgd, generator(0, "t"), tick=ticks.append)
     assert ticks == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_augmentation_changes_every_batch_before_the_gradient() -> None:
+    seen: list[torch.Tensor] = []
+
+    def gradient(
+        model: Model, params: Tensors, batch: Batch
+    ) -> tuple[dict[str, torch.Tensor], float]:
+        seen.append(batch.x)
+        return mean_gradient(model, params, batch)
+
+    data = Examples(torch.randn(1, 1, 1, 1).expand(4, 1, 1, 1), torch.tensor([0, 1, 0, 1]))
+    brighter = Augmentation(
+        flip=False, shift=0, scale=0, rotate=0, saturation=0, contrast=0, cutout=0
+    )
+    sgd = SGD(lr=0.1, epochs=3, batch_size=4, augmentation=brighter)
+    train(MODEL, point(1.0, 1.0), data, sgd, generator(0, "t"), gradient=gradient)
+    values = torch.cat(seen).flatten()
+    assert len(values.unique()) == 12  # a brightness of its own for every image and epoch
+    assert float((values - data.x[0].item()).abs().max()) <= 0.5
+    assert torch.equal(data.x, data.x[:1].expand(4, 1, 1, 1))

@@ -18,6 +18,7 @@ from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
+from feddm.augmentation import Augmentation
 from feddm.config import (
     Config,
     DataConfig,
@@ -140,12 +141,14 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
 
 def build_algorithm(config: Config, model: Model, device: torch.device = CPU) -> Algorithm:
     """Returns the algorithm with its settings."""
+    augmentation = Augmentation(**config.augmentation.model_dump())
     local_sgd = SGD(
         lr=config.local.lr,
         epochs=config.local.epochs,
         batch_size=config.local.batch_size,
         momentum=config.local.momentum,
         weight_decay=config.local.weight_decay,
+        augmentation=augmentation if config.local.augment else None,
     )
     if config.algorithm == "fedavg":
         return FedAvg(model, local_sgd)
@@ -161,6 +164,7 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         batch_size=config.server.batch_size,
         momentum=config.server.momentum,
         weight_decay=config.server.weight_decay,
+        augmentation=augmentation if config.server.augment else None,
     )
     union: dict[str, Any] = {
         "model": model,
@@ -173,10 +177,10 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
     }
     if config.algorithm == "real":
         return Real(**union)
-    return FedDM(**union, synthesis=build_synthesis(config.synthesis))
+    return FedDM(**union, synthesis=build_synthesis(config.synthesis, augmentation))
 
 
-def build_synthesis(config: SynthesisConfig) -> Synthesis:
+def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synthesis:
     """Returns how a client of FedDM learns its images."""
     return Synthesis(
         steps=config.steps,
@@ -186,6 +190,7 @@ def build_synthesis(config: SynthesisConfig) -> Synthesis:
         real_batch=None if config.real_batch == "all" else config.real_batch,
         radius=config.radius,
         start=config.start,
+        augmentation=augmentation if config.augment else None,
     )
 
 

@@ -112,6 +112,7 @@ class SynthesisConfig(Section):
     min_class_size: PositiveInt = Field(
         description="A client leaves out a class with fewer real images."
     )
+    augment: bool = Field(description="Match randomly changed images.")
 
 
 class ServerConfig(Section):
@@ -126,6 +127,7 @@ class ServerConfig(Section):
     weighting: Literal["synthetic", "examples"] = Field(
         description="synthetic: every image counts the same; examples: by what it stands for."
     )
+    augment: bool = Field(description="Train on randomly changed images.")
 
 
 class LocalConfig(Section):
@@ -138,6 +140,20 @@ class LocalConfig(Section):
     weight_decay: NonNegativeFloat = Field(description="Weight decay of SGD.")
     mu: NonNegativeFloat = Field(description="FedProx: weight of the proximal term.")
     server_lr: PositiveFloat = Field(description="SCAFFOLD: the server's learning rate.")
+    augment: bool = Field(description="Train on randomly changed images.")
+
+
+class AugmentationConfig(Section):
+    """How images are changed at random where that is asked for; 0 switches a change off."""
+
+    flip: bool = Field(description="Mirror left and right; not for digits.")
+    shift: Fraction = Field(description="By up to this share of the side.")
+    scale: NonNegativeFloat = Field(description="Sides longer or shorter by up to this share.")
+    rotate: NonNegativeFloat = Field(description="By up to so many degrees.")
+    brightness: NonNegativeFloat = Field(description="Up to so much more or less a pixel.")
+    saturation: NonNegativeFloat = Field(description="Colors stronger or weaker, as a share.")
+    contrast: NonNegativeFloat = Field(description="Contrast stronger or weaker, as a share.")
+    cutout: Fraction = Field(description="Blank out a square with this share of the side.")
 
 
 class RuntimeConfig(Section):
@@ -176,6 +192,7 @@ class Config(Section):
     synthesis: SynthesisConfig
     server: ServerConfig
     local: LocalConfig
+    augmentation: AugmentationConfig
     runtime: RuntimeConfig = RuntimeConfig()
 
     def to_toml(self) -> str:

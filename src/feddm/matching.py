@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from feddm.augmentation import Augmentation, Transform, unchanged_images
 from feddm.data.examples import Examples, Members
 from feddm.models import CHUNK, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
@@ -29,10 +30,14 @@ class ClassMeans(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A network near the server's weights, and what real data look like to it."""
+    """A network near the server's weights, and what real data look like to it.
+
+    If the real images were changed before it saw them, then so are the synthetic ones.
+    """
 
     params: Tensors
     means: ClassMeans
+    transform: Transform = unchanged_images
 
 
 def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[str, Tensor]:
@@ -69,7 +74,13 @@ def matching_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
     return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
 
-def real_means(model: Model, params: Tensors, data: Examples, members: Members) -> ClassMeans:
+def real_means(
+    model: Model,
+    params: Tensors,
+    data: Examples,
+    members: Members,
+    transform: Transform = unchanged_images,
+) -> ClassMeans:
     """Returns the mean outputs of real examples of each slot, in bounded memory.
 
     Args:
@@ -77,13 +88,14 @@ def real_means(model: Model, params: Tensors, data: Examples, members: Members) 
         params: The network that looks at them.
         data: Examples of one client.
         members: Which of them to average; every slot has at least one.
+        transform: Changes the images first.
     """
     slots_here = members.slots.to(data.x.device)
     counts = torch.bincount(slots_here)[:, None]
     total: ClassMeans | None = None
     with torch.no_grad():
         for index, slots in zip(chunks(members.index), chunks(slots_here), strict=True):
-            sums = class_sums(model(params, data[index].x), slots, len(counts))
+            sums = class_sums(model(params, transform(data[index].x)), slots, len(counts))
             total = sums if total is None else ClassMeans(*map(Tensor.add_, total, sums))
     if total is None:
         raise ValueError("a mean needs at least one example")
@@ -98,12 +110,14 @@ def fresh_targets(
     members: Members,
     batch_size: int | None,
     rng: torch.Generator,
+    augmentation: Augmentation | None = None,
 ) -> Iterator[Target]:
     """Yields for ever a newly sampled network with new real batches: one for each step."""
     while True:
         params = sample_near(center, radius, rng)
         drawn = members.sample(batch_size, rng)
-        yield Target(params, real_means(model, params, data, drawn))
+        transform = augmentation.shared(rng) if augmentation else unchanged_images
+        yield Target(params, real_means(model, params, data, drawn, transform), transform)
 
 
 def synthesize(
@@ -139,8 +153,9 @@ def synthesize(
         # The loss is a sum over classes, so a few classes at a time give the same gradient.
         for first, last, part in groups:
             means = ClassMeans(*(mean[first:last] for mean in target.means))
+            part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, target.params, images[part], slots[part] - first, means
+                model, images[part], slots[part] - first, part_of_target
             )
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
             loss += share
@@ -150,12 +165,13 @@ def synthesize(
 
 
 def image_gradient(
-    model: Model, params: Tensors, images: Tensor, slots: Tensor, real: ClassMeans
+    model: Model, images: Tensor, slots: Tensor, target: Target
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the matching loss with respect to the images, and the loss."""
     leaf = images.detach().requires_grad_()
-    synthetic = class_means(model(params, leaf), slots, len(real.logits))
-    loss = matching_loss(real, synthetic)
+    outputs = model(target.params, target.transform(leaf))
+    synthetic = class_means(outputs, slots, len(target.means.logits))
+    loss = matching_loss(target.means, synthetic)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient, loss.detach()
 

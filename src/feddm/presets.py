@@ -26,6 +26,7 @@ _PAPER: Values = {
         "radius": 5.0,
         "start": "real",
         "min_class_size": 10,
+        "augment": False,
     },
     "server": {
         "lr": 0.01,
@@ -35,6 +36,7 @@ _PAPER: Values = {
         "weight_decay": 0.0,
         "radius": 5.0,
         "weighting": "synthetic",
+        "augment": False,
     },
     # The paper tunes lr in .001, .01, .1, epochs in 10, 15, 20 and mu in .01, .1, 1.
     "local": {
@@ -45,6 +47,18 @@ _PAPER: Values = {
         "weight_decay": 0.0,
         "mu": 0.01,
         "server_lr": 1.0,
+        "augment": False,
+    },
+    # How, if it is asked for: as strong as in the paper on siamese augmentation.
+    "augmentation": {
+        "flip": True,
+        "shift": 0.125,
+        "scale": 0.2,
+        "rotate": 15.0,
+        "brightness": 0.5,
+        "saturation": 1.0,
+        "contrast": 0.5,
+        "cutout": 0.5,
     },
 }
 
@@ -60,16 +74,24 @@ _QUICK: Values = {
 _BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
 _BY_MODEL: dict[str, Values] = {"resnet18": {"model": {"norm": "group"}}}
 
+# A mirrored digit is none.
+_DIGITS: Values = {"augmentation": {"flip": False}}
 _CIFAR = {"steps": 100, "lr": 3.0, "networks": 10, "real_batch": 256}
 _BY_DATASET: dict[str, dict[str, Values]] = {
-    "paper": {"cifar100": {"synthesis": {"images_per_class": 5}}},
+    "paper": {
+        "digits": _DIGITS,
+        "mnist": _DIGITS,
+        "cifar100": {"synthesis": {"images_per_class": 5}},
+    },
     "quick": {
         # 1,438 images of 8x8: shallower, with classes and batches to match.
         "digits": {
             "model": {"depth": 2},
             "synthesis": {"min_class_size": 5},
             "local": {"batch_size": 16},
+            **_DIGITS,
         },
+        "mnist": _DIGITS,
         # Classes that vary more gain more from matching.
         "cifar10": {"synthesis": _CIFAR},
         "cifar100": {"synthesis": {**_CIFAR, "images_per_class": 5}},

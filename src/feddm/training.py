@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddm.augmentation import Augmentation
 from feddm.data.examples import Batch, Examples
 from feddm.models import Model, chunks
 from feddm.tensors import Tensors, norm, zip_map
@@ -22,13 +23,17 @@ Project = Callable[[Tensors], Tensors]
 
 @dataclass(frozen=True)
 class SGD:
-    """Settings of stochastic gradient descent; ``momentum = 0`` is the plain one."""
+    """Settings of stochastic gradient descent; ``momentum = 0`` is the plain one.
+
+    With an augmentation, every image of every batch is changed at random before it is learned.
+    """
 
     lr: float
     epochs: int
     batch_size: int
     momentum: float = 0.0
     weight_decay: float = 0.0
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def train(
         params: Where training starts; they are left as they are.
         data: What is learned.
         sgd: How.
-        rng: Draws the order of the examples.
+        rng: Draws the order of the examples, and their changes.
         gradient: The only function that sees examples; by default `mean_gradient`.
         adjust: Changes the gradient without seeing examples, as a proximal term does.
         project: Applied after every step, as to stay in a ball.
@@ -82,7 +87,10 @@ def train(
     for epoch in range(sgd.epochs):
         total = 0.0
         for index in shuffled_batches(len(data), sgd.batch_size, rng):
-            grads, batch_loss = gradient(model, params, data[index])
+            batch = data[index]
+            if sgd.augmentation is not None:
+                batch = batch._replace(x=sgd.augmentation.each(batch.x, rng))
+            grads, batch_loss = gradient(model, params, batch)
             total += batch_loss * len(index)
             grads = dict(adjust(grads, params))
             if sgd.weight_decay:

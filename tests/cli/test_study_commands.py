@@ -125,7 +125,7 @@ def test_message_size_of_digits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["compare", "--algorithms", "fedavgg"], "algorithm must be one of"),
+        (["compare", "--algorithms", "fedavgg"], "fedavgg is none of"),
         (["compare", "--algorithms", "real,real"], "--algorithms takes different names"),
         (["compare", "--seeds", "0,x"], "--seeds takes different whole numbers"),
         (["compare", "--targets", "95"], "numbers from 0 to 1"),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
+from feddm.augmentation import Augmentation
 from feddm.data.examples import Examples, Members
 from feddm.matching import Target, fresh_targets, synthesize
 from feddm.tensors import Records
@@ -40,6 +41,7 @@ class Synthesis:
         real_batch: Real images of a class that a network sees; ``None`` shows it all of them.
         radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
         start: Begin with random real images or with Gaussian noise.
+        augmentation: Changes the real and the synthetic images of a network alike.
     """
 
     steps: int
@@ -49,6 +51,7 @@ class Synthesis:
     real_batch: int | None
     radius: float
     start: Literal["real", "noise"]
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class FedDM(TrainsOnUnion):
             members,
             self.synthesis.real_batch,
             rng,
+            self.synthesis.augmentation,
         )
         if self.synthesis.networks is None:
             return targets
