@@ -46,6 +46,25 @@ study-mnist-fedavg: dev  ## does the baseline converge?
 	$(COMPARE) --algorithms fedavg --set local.lr=0.05 --set local.batch_size=64 --alpha 0.5 --rounds 5 --seeds 0 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+# Quick against the paper's client, on three data sets: hours.
+LITERAL = $(BIN)/feddm compare --algorithms feddm,literal --with literal=docs/studies/literal.toml --against literal --alpha 0.5 --width 32 --seeds 0,1,2 --compile on
+
+study-literal-cifar10: dev  ## quick against the paper's client, CIFAR10
+	$(LITERAL) --dataset cifar10 --rounds 1 --targets 0.4,0.45 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-literal-mnist: dev  ## the same, MNIST
+	$(LITERAL) --dataset mnist --rounds 2 --targets 0.95,0.97 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-literal-fashion-mnist: dev  ## the same, Fashion-MNIST
+	$(LITERAL) --dataset fashion-mnist --rounds 2 --targets 0.8,0.85 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-bench: dev  ## how fast it is
+	$(BIN)/feddm bench --out runs/bench.json
+	$(BIN)/python scripts/record bench runs/bench.json
+
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 

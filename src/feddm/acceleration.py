@@ -82,7 +82,8 @@ def compiler_problem() -> str | None:
         with _silenced():
             torch.compile(lambda x: (x * x).sum())(torch.ones(3, 5))
     except Exception as error:  # whatever a compiler, a linker or a full disk may do
-        return str(error).strip().splitlines()[0][:200] or type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return lines[0][:200]
     return None
 
 

@@ -171,12 +171,19 @@ def reached(seeds: Sequence[Curve], target: float) -> Reached:
     return Reached(target, len(firsts), rounds, up, down)
 
 
-LEGEND = (
-    "Accuracy in percent, mean ± standard deviation over seeds. `less x`: mean difference to x "
-    "in points, seed by seed, and its standard error. `to 90 %`: rounds, and "
-    "megabytes that all clients sent, until it was reached; (1/3) if only one of three seeds "
-    "did. MB up and down and computing seconds of all clients are for one round."
-)
+def legend(rows: Sequence[Row]) -> str:
+    """Returns what the columns mean."""
+    differences = "".join(
+        f"`less {name}`: mean difference to {name} in points, seed by seed, and its standard "
+        "error. "
+        for name in _others(rows)
+    )
+    return (
+        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}`to 90 %`: "
+        "rounds, and megabytes that all clients sent, until it was reached; (1/3) if only one "
+        "of three seeds did. MB up and down and computing seconds of all clients are for one "
+        "round."
+    )
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -226,7 +233,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     titles = header(rows)
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *cells(rows)]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return f"{table}\n{LEGEND}\n"
+    return f"{table}\n{legend(rows)}\n"
 
 
 def to_csv(rows: Sequence[Row]) -> str:

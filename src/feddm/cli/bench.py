@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,7 +12,6 @@ from feddm.cli import options
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from feddm.bench import Report
@@ -72,51 +71,69 @@ def bench(
     if json:
         print(text)
     else:
-        show(report, console)
+        for section in sections(report):
+            console.print(_table(*section))
 
 
-def show(report: Report, console: Console) -> None:
-    """Prints all tables."""
-    for table in tables(report):
-        console.print(table)
+class Section(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
 
 
-def tables(report: Report) -> list[Table]:
+def sections(report: Report) -> list[Section]:
     """Returns the report as tables."""
-    kernels = _table(
+    return [_kernels(report), _updates(report), _settings(report), _rest(report)]
+
+
+def _kernels(report: Report) -> Section:
+    return Section(
         f"ConvNet of width {report.width}, one thread; large matrices: "
         f"{report.sgemm_gflops:.0f} GFLOP/s",
         ["code", "pass", "images/s", "GFLOP/s", "of matrices"],
         [
             [
-                k.mode,
-                PASSES[k.name],
-                f"{k.images_per_second:,.0f}",
-                f"{k.gflops:.1f}",
-                f"{100 * k.share:.0f} %",
+                kernel.mode,
+                PASSES[kernel.name],
+                f"{kernel.images_per_second:,.0f}",
+                f"{kernel.gflops:.1f}",
+                f"{100 * kernel.share:.0f} %",
             ]
-            for k in report.kernels
+            for kernel in report.kernels
         ],
     )
-    updates = _table(
+
+
+def _updates(report: Report) -> Section:
+    return Section(
         "One client with 5,000 images of 9 classes, one round, "
         + ("compiled" if report.compiler == "works" else "not compiled"),
         ["update", "forward", "and back", "seconds", "by quick", "sent", "measured"],
         [
             [
-                u.name,
-                f"{u.forward:,.0f}",
-                f"{u.backward:,.0f}",
-                f"{u.seconds:,.1f}",
-                f"{u.ratio:.2f}",
-                f"{u.bytes_up / 1e6:.2f} MB",
-                u.measured,
+                update.name,
+                f"{update.forward:,.0f}",
+                f"{update.backward:,.0f}",
+                f"{update.seconds:,.1f}",
+                f"{update.ratio:.2f}",
+                f"{update.bytes_up / 1e6:.2f} MB",
+                update.measured,
             ]
-            for u in report.updates
+            for update in report.updates
         ],
     )
+
+
+def _settings(report: Report) -> Section:
+    rows = [[update.name, update.settings] for update in report.updates]
+    return Section("What the updates do", ["update", "settings"], rows)
+
+
+def _rest(report: Report) -> Section:
     workers, memory = report.workers, report.memory
-    rest = _table(
+    return Section(
         "Around it",
         ["what", "figure"],
         [
@@ -135,12 +152,6 @@ def tables(report: Report) -> list[Table]:
             *([key, value] for key, value in report.machine.items()),
         ],
     )
-    settings = _table(
-        "What the updates do",
-        ["update", "settings"],
-        [[u.name, u.settings] for u in report.updates],
-    )
-    return [kernels, updates, settings, rest]
 
 
 PASSES = {
