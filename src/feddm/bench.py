@@ -41,6 +41,11 @@ NORMALIZATION = Normalization((0.5,) * 3, (0.25,) * 3)
 SHAPE, CLASSES = (3, 32, 32), 10  # CIFAR10's
 CLIENT = (5000, 9)  # examples and classes of the client whose update is measured
 LITERAL_STEPS = 1000
+PASS_FLOPS = 30e9  # operations that are measured at once, of a pass
+EQUAL_CLIENT = 512  # examples of each of eight clients, for the speed-up of workers
+SMALL_CLIENTS = 1000  # with four examples each, for what a client costs a worker
+ROUND = 50_000  # examples of the round whose memory is measured
+WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,7 @@ def _kernels(width: int, repeats: int, compiled: bool) -> tuple[float, tuple[Ker
     # has the weights' part; training needs no gradient of the first convolution's input.
     first = forward_flops(dataclasses.replace(plain, depth=1)) - 2 * CLASSES * width * 256
     flops = {"forward": forward, "images": 2 * forward, "weights": 3 * forward - first}
+    times = {name: math.ceil(PASS_FLOPS / (CHUNK * each)) for name, each in flops.items()}
     modes = {"eager": plain} | (
         {"compiled": accelerated(plain, True, "float32")} if compiled else {}
     )
@@ -227,17 +233,14 @@ def _kernels(width: int, repeats: int, compiled: bool) -> tuple[float, tuple[Ker
     tasks: dict[str, Callable[[], object]] = {"sgemm": _repeated(lambda: a @ b, 5)}
     for mode, model in modes.items():
         for name, task in _pass_of(model, params, batch).items():
-            tasks[f"{mode} {name}"] = _repeated(
-                task, max(1, math.ceil(30e9 / (CHUNK * flops[name])))
-            )
+            tasks[f"{mode} {name}"] = _repeated(task, times[name])
     in_turn(tasks, 1)  # to warm up, and to compile
     seconds = in_turn(tasks, 3 * repeats)
     gemm = [5 * 2 * size**3 / 1e9 / s for s in seconds["sgemm"]]
     kernels = []
     for mode in modes:
         for name, operations in flops.items():
-            times = max(1, math.ceil(30e9 / (CHUNK * operations)))
-            speeds = [CHUNK * times / s for s in seconds[f"{mode} {name}"]]
+            speeds = [CHUNK * times[name] / s for s in seconds[f"{mode} {name}"]]
             rates = [speed * operations / 1e9 for speed in speeds]
             kernels.append(
                 Kernel(
@@ -399,15 +402,16 @@ def _projection_share(width: int, repeats: int) -> float:
     return median_ratio(projection, step)
 
 
-def _workers(repeats: int, number: int = 2) -> Workers:
+def _workers(repeats: int) -> Workers:
     model = ConvNet(SHAPE, CLASSES, 32)
     sgd = SGD(lr=0.01, epochs=1, batch_size=256)
     fedavg = FedAvg(model, sgd)
     download = {"params": model.init(generator(0, "bench"))}
-    equal, shards = examples(8 * 512, CLASSES), np.split(np.arange(8 * 512), 8)
+    num = 8 * EQUAL_CLIENT
+    equal, shards = examples(num, CLASSES), np.split(np.arange(num), 8)
     with (
         InProcess(fedavg, equal, shards, 1) as alone,
-        InProcess(fedavg, equal, shards, number) as together,
+        InProcess(fedavg, equal, shards, WORKERS) as together,
     ):
         tasks = {
             "alone": lambda: _drain(alone, 8, download),
@@ -415,19 +419,19 @@ def _workers(repeats: int, number: int = 2) -> Workers:
         }
         in_turn(tasks, 1)  # to start the processes
         seconds = in_turn(tasks, repeats)
-    small, clients = examples(4000, CLASSES), 1000
-    shards = np.split(np.arange(4000), clients)
-    with InProcess(fedavg, small, shards, number) as engine:
-        _drain(engine, number, download)
+    clients = SMALL_CLIENTS
+    small, shards = examples(4 * clients, CLASSES), np.split(np.arange(4 * clients), clients)
+    with InProcess(fedavg, small, shards, WORKERS) as engine:
+        _drain(engine, WORKERS, download)
         begin = time.perf_counter()
         own = _drain(engine, clients // 10, download)
         few = _resident_mb()
         own += _drain(engine, clients, download, first=clients // 10)
         wall = time.perf_counter() - begin
     return Workers(
-        workers=number,
+        workers=WORKERS,
         speedup=median_ratio(seconds["alone"], seconds["together"]),
-        overhead_ms=1000 * (number * wall - own) / clients,
+        overhead_ms=1000 * (WORKERS * wall - own) / clients,
         clients=clients,
         memory_few_mb=few,
         memory_all_mb=_resident_mb(),
@@ -448,8 +452,8 @@ def _memory(width: int) -> Memory:
     model = ConvNet(SHAPE, CLASSES, width)
     algorithm = build_algorithm(config, model)
     state = algorithm.init(model.init(generator(0, "bench")))
-    data, shards = examples(50_000, CLASSES), np.split(np.arange(50_000), 10)
-    with InProcess(algorithm, data, shards, workers=2) as engine:
+    data, shards = examples(ROUND, CLASSES), np.split(np.arange(ROUND), 10)
+    with InProcess(algorithm, data, shards, WORKERS) as engine:
         download = algorithm.broadcast(state)
         tasks = (Task(client, 1, 0, download) for client in range(10))
         uploads = [

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 from feddm.cli.display import STAGES, percent
-from feddm.comparison import header, legend
 from feddm.comparison import cells as row_cells
+from feddm.comparison import header, legend
 from feddm.studies import Cell, StudyObserver
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class StudyDisplay(StudyObserver):
         for texts in row_cells(rows):
             table.add_row(*texts)
         self._console.print(table, highlight=False, markup=False)
-        self._console.print(legend(rows).replace("`", ""), style="dim", highlight=False, markup=False)
+        self._console.print(
+            legend(rows).replace("`", ""), style="dim", highlight=False, markup=False
+        )
         self.say(f"Everything is in {study}")
 
     def say(self, text: str) -> None:
