@@ -89,7 +89,7 @@ def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
         "server.momentum",
     }
     # Networks that see the real images of a client: ten in place of a thousand.
-    assert (quick["synthesis.networks"], PAPER["synthesis.steps"]) == (10, 1000)
+    assert (quick["synthesis.networks"], PAPER["synthesis.steps"]) == (8, 1000)
 
 
 def test_merged_leaves_its_arguments_unchanged() -> None:

@@ -76,7 +76,8 @@ _BY_MODEL: dict[str, Values] = {"resnet18": {"model": {"norm": "group"}}}
 
 # A mirrored digit is none.
 _DIGITS: Values = {"augmentation": {"flip": False}}
-_CIFAR = {"steps": 100, "lr": 3.0, "networks": 10, "real_batch": 256}
+# Classes that vary more gain more from matching.
+_VARIED = {"steps": 100, "lr": 3.0, "networks": 8, "real_batch": 256}
 _BY_DATASET: dict[str, dict[str, Values]] = {
     "paper": {
         "digits": _DIGITS,
@@ -92,9 +93,9 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
             **_DIGITS,
         },
         "mnist": _DIGITS,
-        # Classes that vary more gain more from matching.
-        "cifar10": {"synthesis": _CIFAR},
-        "cifar100": {"synthesis": {**_CIFAR, "images_per_class": 5}},
+        "fashion-mnist": {"synthesis": _VARIED},
+        "cifar10": {"synthesis": _VARIED},
+        "cifar100": {"synthesis": {**_VARIED, "images_per_class": 5}},
     },
 }
 
