@@ -181,6 +181,25 @@ class TestRun:
             resolve(options=options),
         ]
 
+    def test_a_compiler_that_does_not_work_is_told_and_done_without(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("feddm.build.compiler_problem", lambda: "there is no disk")
+        log = Log()
+        asked = run_tiny(rounds=1, compile="on", observer=log)
+        assert log.notices == [
+            "torch.compile does not work here, so it goes without: there is no disk"
+        ]
+        assert asked.records[0].loss == run_tiny(rounds=1, compile="off").records[0].loss
+
+    def test_a_shorter_float_gives_nearly_the_same(self) -> None:
+        settings = SETTINGS | {"runtime.precision": "bfloat16", "runtime.device": "cpu"}
+        short, exact = run_tiny(rounds=1, set=settings), run_tiny(rounds=1)
+        assert short.records[0].loss != exact.records[0].loss
+        assert short.records[0].loss == pytest.approx(exact.records[0].loss, rel=0.05)
+        assert {t.dtype for t in short.model.params.values()} == {torch.float32}
+        assert short.records[0].bytes_up == exact.records[0].bytes_up
+
     def test_participation(self) -> None:
         result = run_tiny(rounds=3, participation=0.34)
         assert [len(record.clients) for record in result.records] == [1, 1, 1]

@@ -17,7 +17,7 @@ NOTHING = Augmentation(
     contrast=0,
     cutout=0,
 )
-CHANGES = {
+CHANGES: dict[str, dict[str, float]] = {
     "flip": {"flip": True},
     "shift": {"shift": 0.25},
     "scale": {"scale": 0.5},

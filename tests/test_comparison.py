@@ -5,7 +5,16 @@ import math
 
 import pytest
 
-from feddm.comparison import Spread, reached, summarize, to_csv, to_json, to_markdown
+from feddm.comparison import (
+    Difference,
+    Spread,
+    difference_text,
+    reached,
+    summarize,
+    to_csv,
+    to_json,
+    to_markdown,
+)
 from feddm.federation import RoundRecord
 
 
@@ -67,3 +76,73 @@ def test_what_failed_is_counted_and_the_rest_stands() -> None:
     assert lines[3].startswith("| b (1 failed) | - | - | - | - |")
     assert json.loads(to_json(rows))[1]["final"]["mean"] is None
     assert to_csv(rows).count("\n") == 3
+
+
+class TestDifference:
+    def test_by_hand(self) -> None:
+        # Differences .1, .3 and .2: mean .2, deviation .1 over n - 1, by the root of three.
+        found = Difference.of("b", [0.5, 0.9, 0.7], [0.4, 0.6, 0.5])
+        assert found.name == "b"
+        assert found.mean == pytest.approx(0.2)
+        assert found.error == pytest.approx(0.1 / math.sqrt(3))
+
+    def test_seeds_that_vary_together_have_a_small_error(self) -> None:
+        # That is what pairs are for: the rows spread widely, their difference does not.
+        runs = {"a": [run(0.1), run(0.9)], "b": [run(0.2), run(1.0)]}
+        ours, theirs = summarize(runs, [], against="a")
+        assert ours.difference is None
+        assert theirs.final.std == pytest.approx(math.sqrt(0.32))
+        assert theirs.difference is not None
+        assert theirs.difference.mean == pytest.approx(0.1)
+        assert theirs.difference.error == pytest.approx(0, abs=1e-12)
+
+    def test_one_seed_has_no_error(self) -> None:
+        assert Difference.of("b", [0.75], [0.5]) == Difference("b", 0.25, None)
+
+    def test_is_of_the_last_round(self) -> None:
+        rows = summarize({"a": [run(0.75, 0.5)], "b": [run(0.5, 0.75)]}, [], against="a")
+        assert rows[1].difference == Difference("a", 0.25, None)
+
+    def test_seeds_that_failed_are_left_out_of_the_pairs(self) -> None:
+        # Only the first and the last seed ended on both sides: -.25 and .25.
+        runs = {
+            "a": [run(0.25), run(0.0), [], run(0.75)],
+            "b": [run(0.5), [], run(1.0), run(0.5)],
+        }
+        row = summarize(runs, [], against="b")[0]
+        assert row.difference == Difference("b", 0.0, 0.25)
+        assert row.final.mean == pytest.approx(1 / 3)  # which has all seeds that ended
+
+    def test_no_seed_ended_on_both_sides(self) -> None:
+        rows = summarize({"a": [run(0.5), []], "b": [[], run(0.5)]}, [], against="b")
+        assert difference_text(rows[0].difference) == "-"
+        assert json.loads(to_json(rows))[0]["difference"]["mean"] is None
+
+    @pytest.mark.parametrize(
+        ("difference", "text"),
+        [
+            (None, "-"),
+            (Difference("a", 0.0123, None), "+1.23"),
+            (Difference("a", -0.0123, 0.00456), "-1.23 (0.46)"),
+        ],
+    )
+    def test_text(self, difference: Difference | None, text: str) -> None:
+        assert difference_text(difference) == text
+
+    def test_tables(self) -> None:
+        runs = {"a": [run(0.5), run(0.75)], "b": [run(0.25), run(0.75)]}
+        rows = summarize(runs, [], against="b")
+        lines = to_markdown(rows).splitlines()
+        assert lines[0].startswith("|  | final % | less b | best % |")
+        assert lines[2].startswith("| a | 62.50 ± 17.68 | +12.50 (12.50) | 62.50 ± 17.68 |")
+        assert lines[3].startswith("| b | 50.00 ± 35.36 | - | 50.00 ± 35.36 |")
+        table = list(csv.DictReader(io.StringIO(to_csv(rows))))
+        assert [line["difference"] for line in table] == ["0.125", ""]
+        assert [line["difference_error"] for line in table] == ["0.125", ""]
+        assert [row["difference"] for row in json.loads(to_json(rows))] == [
+            {"name": "b", "mean": 0.125, "error": 0.125},
+            None,
+        ]
+
+    def test_without_it_there_is_no_column(self) -> None:
+        assert "less" not in to_markdown(summarize({"a": [run(0.5)]}, [])).splitlines()[0]

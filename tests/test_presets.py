@@ -88,7 +88,7 @@ def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
         "server.epochs",
         "server.momentum",
     }
-    # Networks that see the real images of a client: ten in place of a thousand.
+    # Networks that see the real images of a client: eight in place of a thousand.
     assert (quick["synthesis.networks"], PAPER["synthesis.steps"]) == (8, 1000)
 
 

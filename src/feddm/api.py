@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddm.build import Setup, build, fingerprint, num_workers
+from feddm.build import Setup, build, build_model, fingerprint, num_workers
 from feddm.config import Config, load_toml, resolve
 from feddm.data.examples import Normalization
 from feddm.engines.in_process import InProcess
@@ -234,7 +234,7 @@ def _result(
         records=tuple(records),
         model=TrainedModel(
             config.model,
-            setup.algorithm.model,
+            build_model(config.model, info.shape, len(info.classes)),
             federation.state["params"],
             info.classes,
             normalization,
@@ -273,7 +273,9 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
             "point --data-dir at the same files, or start a new run"
         )
     changed = [
-        f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]
+        f"{key} {before[key]} -> {now[key]}"
+        for key in now
+        if key in before and before[key] != now[key]
     ]
     if changed:
         observer.notice(f"since the run began: {', '.join(changed)}; bits may differ")

@@ -179,7 +179,7 @@ def measure(
         updates=updates,
         projection_share=projection,
         workers=workers,
-        memory=_memory(width),
+        memory=_memory(width, compiled=problem is None),
     )
 
 
@@ -444,12 +444,12 @@ def _drain(engine: InProcess, clients: int, download: Any, first: int = 0) -> fl
     return sum(reply.seconds for reply in engine.run(tasks, lambda client, fraction: None))
 
 
-def _memory(width: int) -> Memory:
+def _memory(width: int, compiled: bool) -> Memory:
     """Measures a round of two steps: how many there are does not change the memory."""
     options = {"dataset": "cifar10", "width": width}
     settings = {"synthesis.steps": 2, "synthesis.networks": 2, "server.epochs": 1}
     config = resolve(preset="quick", options=options, settings=settings)
-    model = ConvNet(SHAPE, CLASSES, width)
+    model = accelerated(ConvNet(SHAPE, CLASSES, width), compiled, "float32")
     algorithm = build_algorithm(config, model)
     state = algorithm.init(model.init(generator(0, "bench")))
     data, shards = examples(ROUND, CLASSES), np.split(np.arange(ROUND), 10)

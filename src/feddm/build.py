@@ -30,15 +30,14 @@ from feddm.config import (
 from feddm.data import partition
 from feddm.data.datasets import Dataset, load
 from feddm.errors import ConfigError
-from feddm.federation import cohort_size
 from feddm.models import ConvNet, Model, ResNet18
 from feddm.seeding import numpy_generator
 from feddm.tensors import CPU
 from feddm.training import SGD
 from feddm.workload import forward_flops, passes
 
-# Operations of one process beyond which compiling pays: eager code takes some four minutes for
-# so many on one core, compiled code half of it, and compiling up to one.
+# Operations of a run beyond which compiling pays: eager code takes some four minutes for so
+# many on one core, compiled code half of it, and compiling up to one.
 COMPILING_PAYS = 8e12
 
 
@@ -87,9 +86,8 @@ def _compiling_pays(
 ) -> bool:
     table = partition.class_table(dataset.train.y.numpy(), shards, len(dataset.info.classes))
     work = passes(config, table)
-    cohort = cohort_size(config.partition.clients, config.participation)
-    workers = num_workers(config.runtime, cohort)
-    flops = forward_flops(model) * (work.clients.weight / workers + work.server.weight)
+    # Not divided by the workers, whose number must not change a bit of the results.
+    flops = forward_flops(model) * (work.clients.weight + work.server.weight)
     return config.rounds * flops > COMPILING_PAYS
 
 

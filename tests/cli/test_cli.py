@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 import tomli_w
+import torch
 import typer.main
 from PIL import Image
 from rich.console import Console
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 import feddm.api
 import feddm.cli
 from feddm.api import execute
+from feddm.bench import ClientUpdate, Kernel, Memory, Report, Workers
 from feddm.build import Setup, build
 from feddm.cli.display import HEADER, TextDisplay, line, size_text
 from feddm.config import Config, resolve
@@ -113,7 +115,7 @@ class TestHelp:
 
     def test_it_lists_the_commands(self) -> None:
         text = self.help_of()
-        for command in ("run", "resume", "config", "partition", "data"):
+        for command in ("run", "resume", "config", "partition", "data", "bench", "profile"):
             assert re.search(rf"^│ {command} +[A-Z]", text, re.MULTILINE), command
         for command in ("list", "fetch", "check"):
             assert re.search(rf"^│ {command} +[A-Z]", self.help_of("data"), re.MULTILINE)
@@ -195,6 +197,34 @@ class TestMistakes:
                 "--workers must be a whole number of at least 1 or auto, got '0'",
             ),
             (
+                ["run", "--device", "gpu"],
+                "runtime.device must be one of auto, cpu, cuda, mps, got 'gpu'",
+            ),
+            (
+                ["run", "--compile", "always"],
+                "runtime.compile must be one of auto, on, off, got 'always'",
+            ),
+            (
+                ["run", "--device", "cpu", "--set", "runtime.precision=float16"],
+                "runtime.precision float16 needs a GPU; a CPU can take bfloat16",
+            ),
+            (
+                ["profile", "--device", "gpu"],
+                "runtime.device must be one of auto, cpu, cuda, mps, got 'gpu'",
+            ),
+            (
+                ["profile", "--compile", "1"],
+                "runtime.compile must be one of auto, on, off, got '1'",
+            ),
+            (
+                ["bench", "--compile", "auto"],
+                "--compile must be on or off, got 'auto'",
+            ),
+            (
+                ["bench", "--out", "nowhere/bench.json"],
+                "--out nowhere/bench.json: there is no folder nowhere",
+            ),
+            (
                 ["run", "none.toml"],
                 "cannot read none.toml: No such file or directory",
             ),
@@ -213,6 +243,16 @@ class TestMistakes:
     )
     def test_in_a_value(self, feddm_: Feddm, words: list[str], message: str) -> None:
         assert feddm_(*words).error == message
+        assert not list(Path("runs").glob("*"))
+
+    @pytest.mark.parametrize("device", ["cuda", "mps"])
+    def test_a_device_that_is_not_there(
+        self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch, device: str
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        message = f"runtime.device is {device}, but torch finds no such device here"
+        assert feddm_("run", "--device", device).error == message
         assert not list(Path("runs").glob("*"))
 
     def test_data_that_are_not_there(self, feddm_: Feddm, tmp_path: Path) -> None:
@@ -522,6 +562,88 @@ class TestPartition:
         assert shown.code == 2
         assert shown.err == "feddm: pictures need matplotlib: pip install 'feddm[figures]'\n"
         assert not Path("split.png").exists()
+
+
+class TestProfile:
+    COMMAND = ("profile", *arguments(rounds=5, workers=2, synthesis_images_per_class=1))
+
+    def test_as_text(self, feddm_: Feddm) -> None:
+        text = feddm_(*self.COMMAND).text
+        rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
+        assert rows[0] == ["One round"]
+        assert rows[1] == ["part", "seconds", "share", "calls"]
+        shown = {name: (share, calls) for name, _, share, calls in rows[3:]}
+        assert shown["the whole round"] == ("100.0 %", "1")
+        assert shown["clients"][1] == str(CLIENTS)
+        assert shown["networks sampled"][1] == str(2 * CLIENTS)
+        assert not list(Path().iterdir())  # it writes nothing
+
+    def test_what_was_not_done_is_not_shown(self, feddm_: Feddm) -> None:
+        text = feddm_(*self.COMMAND, "--algorithm", "fedavg").text
+        assert "training" in text
+        assert "networks sampled" not in text
+
+    def test_as_json(self, feddm_: Feddm) -> None:
+        parts = json.loads(feddm_(*self.COMMAND, "--json").text)
+        calls = {part["name"].strip(): part["calls"] for part in parts}
+        assert (calls["the whole round"], calls["clients"]) == (1, CLIENTS)
+        assert {type(part["seconds"]) for part in parts} == {float}
+
+
+class TestBench:
+    """What is shown; tests/test_bench.py measures."""
+
+    REPORT = Report(
+        machine={"processor": "abacus", "cores": "2"},
+        width=8,
+        sgemm_gflops=50.4,
+        compiler="works",
+        kernels=(Kernel("compiled", "images", 12345.6, 20.16, 0.4),),
+        updates=(
+            ClientUpdate("quick", "ten steps", 4608.0, 900.0, 2.5, 1.0, 1_230_000, "all"),
+        ),
+        projection_share=0.0123,
+        workers=Workers(2, 1.875, 4.25, 1000, 300.0, 301.0),
+        memory=Memory(1000.0, 500.0),
+    )
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        """Returns what is asked to be measured."""
+        asked: list[object] = []
+
+        def measure(
+            width: int, repeats: int, compile_: bool, tick: Callable[[str], None]
+        ) -> Report:
+            asked.append((width, repeats, compile_))
+            tick("nothing")
+            return self.REPORT
+
+        monkeypatch.setattr("feddm.bench.measure", measure)
+        return asked
+
+    def test_as_text(self, feddm_: Feddm, asked: list[object]) -> None:
+        text = feddm_("bench", "--width", 8, "--repeats", 1, "--compile", "off").text
+        assert asked == [(8, 1, False)]
+        rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
+        assert rows[0] == ["Measuring nothing."]
+        assert ["ConvNet of width 8, one thread; large matrices: 50 GFLOP/s"] in rows
+        assert ["compiled", "and back to images", "12,346", "20.2", "40 %"] in rows
+        assert ["quick", "4,608", "900", "2.5", "1.00", "1.23 MB", "all"] in rows
+        assert ["quick", "ten steps"] in rows
+        assert ["speed-up of 2 workers", "1.88"] in rows
+        assert ["memory after 100 and 1000 such clients", "300 and 301 MB"] in rows
+        assert ["the ball's share of a server's step", "1.23 %"] in rows
+        assert ["peak memory, ten clients, two workers", "1,000 + 500 MB"] in rows
+        assert ["processor", "abacus"] in rows
+
+    def test_as_json_and_into_a_file(self, feddm_: Feddm, asked: list[object]) -> None:
+        text = feddm_("bench", "--json", "--out", "bench.json").text
+        assert asked == [(128, 3, True)]
+        assert text == Path("bench.json").read_text()
+        report = json.loads(text)
+        assert report["workers"]["speedup"] == 1.875
+        assert report["updates"][0]["name"] == "quick"
 
 
 class TestData:

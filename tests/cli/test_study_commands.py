@@ -1,5 +1,6 @@
 """``feddm compare``, ``feddm tune`` and ``feddm message-size``."""
 
+import csv
 import json
 import tomllib
 from pathlib import Path
@@ -104,6 +105,58 @@ def test_a_file_for_one_algorithm_must_not_make_it_unfair(tmp_path: Path) -> Non
         )
 
 
+def test_settings_under_a_name_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('algorithm = "real"\n[server]\nlr = 0.5\n')
+    study = tmp_path / "study"
+    output = run(
+        *("compare", "--algorithms", "real,mine", "--seeds", "0,1", "--out", str(study)),
+        *("--with", f"mine={tmp_path / 'mine.toml'}", "--against", "real", *SMALL),
+    )
+    assert "mine seed 1: round 1/1" in output
+    config = tomllib.loads((study / "cells" / "mine-seed1" / "config.toml").read_text())
+    assert (config["algorithm"], config["server"]["lr"], config["seed"]) == ("real", 0.5, 1)
+
+    # The difference of the accuracies that the cells wrote down, seed by seed.
+    real, mine = (
+        [
+            json.loads((study / "cells" / f"{name}-seed{seed}" / "results.jsonl").read_text())
+            for seed in (0, 1)
+        ]
+        for name in ("real", "mine")
+    )
+    first, second = (m["accuracy"] - r["accuracy"] for m, r in zip(mine, real, strict=True))
+    assert first != second
+    rows = json.loads((study / "table.json").read_text())
+    assert [row["name"] for row in rows] == ["real", "mine"]
+    assert rows[0]["difference"] is None
+    assert rows[1]["difference"]["name"] == "real"
+    assert rows[1]["difference"]["mean"] == pytest.approx((first + second) / 2)
+    # Of two numbers: the deviation is their distance by the root of two, the error by two.
+    assert rows[1]["difference"]["error"] == pytest.approx(abs(first - second) / 2)
+
+    lines = (study / "table.md").read_text().splitlines()
+    assert lines[0].startswith("|  | final % | less real | best % |")
+    points = f"{50 * (first + second):+.2f} ({50 * abs(first - second):.2f})"
+    assert lines[3].split(" | ")[2] == points
+    (_, ours) = csv.DictReader((study / "table.csv").read_text().splitlines())
+    assert float(ours["difference"]) == rows[1]["difference"]["mean"]
+    assert float(ours["difference_error"]) == rows[1]["difference"]["error"]
+    assert "less real" in output
+    assert points in output
+
+
+def test_a_file_that_names_no_algorithm_is_no_variant(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[server]\nlr = 0.5\n")
+    command = ["compare", "--algorithms", "feddm,mine", "--out", str(tmp_path / "study")]
+    with pytest.raises(ConfigError, match="add --with mine=FILE with a file that names"):
+        CliRunner().invoke(
+            app,
+            [*command, "--with", f"mine={tmp_path / 'mine.toml'}"],
+            catch_exceptions=False,
+        )
+    assert not (tmp_path / "study").exists()
+
+
 def test_tune_survives_a_choice_that_diverges(tmp_path: Path) -> None:
     command = ["tune", "--algorithm", "fedavg", "--out", str(tmp_path), *SMALL, "--rounds", "3"]
     output = run(*command, "--grid", "local.lr=1e6,0.05")
@@ -126,6 +179,11 @@ def test_message_size_of_digits() -> None:
     ("arguments", "says"),
     [
         (["compare", "--algorithms", "fedavgg"], "fedavgg is none of"),
+        (["compare", "--algorithms", "feddm,mine"], "add --with mine=FILE"),
+        (["compare", "--algorithms", "feddm", "--against", "real"], "takes one of feddm, got"),
+        (["compare", "--with", "mine=mine.toml"], "--with takes NAME=FILE with one of"),
+        (["compare", "--device", "gpu"], "runtime.device must be one of auto, cpu, cuda, mps"),
+        (["tune", "--grid", "local.lr=1", "--compile", "1"], "runtime.compile must be one of"),
         (["compare", "--algorithms", "real,real"], "--algorithms takes different names"),
         (["compare", "--seeds", "0,x"], "--seeds takes different whole numbers"),
         (["compare", "--targets", "95"], "numbers from 0 to 1"),

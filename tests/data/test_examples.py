@@ -1,7 +1,10 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feddm.data.examples import Examples, Members, Normalization
+from feddm.tensors import CPU
 
 HALF = Normalization(mean=(0.5, 0.25), std=(0.5, 0.25))
 
@@ -43,6 +46,32 @@ def test_inputs_are_taken_as_they_are() -> None:
     assert data[torch.tensor([1])].weight is None
 
 
+def test_what_is_there_already_is_not_copied() -> None:
+    data = Examples(torch.zeros(2, 2, 1, 1), torch.tensor([0, 1]), HALF, torch.ones(2))
+    same = data.to(CPU)
+    assert same.x is data.x
+    assert same.y is data.y
+    assert same.weight is data.weight
+    assert same.normalization == HALF
+    assert Examples(data.x, data.y).to(CPU).weight is None
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 5))
+def test_every_example_of_a_large_class_has_its_slot(labels: list[int], size: int) -> None:
+    data = Examples(torch.zeros(len(labels), 1, 1, 1), torch.tensor(labels))
+    classes, members = data.by_class(size)
+    assert classes == [c for c in range(10) if labels.count(c) >= size]
+    # In their order within a class, and class after class.
+    found = list(zip(members.slots.tolist(), members.index.tolist(), strict=True))
+    assert found == [
+        (slot, place)
+        for slot, label in enumerate(classes)
+        for place in range(len(labels))
+        if labels[place] == label
+    ]
+    assert members.counts.tolist() == [labels.count(c) for c in classes]
+
+
 def test_classes_below_the_size_are_left_out() -> None:
     labels = torch.tensor([3] * 10 + [1] * 9 + [0] * 11)
     classes, members = Examples(torch.zeros(30, 1, 1, 1), labels).by_class(10)
@@ -71,6 +100,23 @@ class TestSample:
 
     def test_all_of_them(self) -> None:
         assert self.MEMBERS.sample(None, torch.Generator()) is self.MEMBERS
+
+    def test_asking_for_more_than_there_are_gives_all(self) -> None:
+        drawn = self.MEMBERS.sample(100, torch.Generator().manual_seed(0))
+        assert torch.equal(drawn.slots, self.MEMBERS.slots)
+        assert sorted(drawn.index.tolist()) == sorted(self.MEMBERS.index.tolist())
+
+    def test_the_generator_decides(self) -> None:
+        first, again, other = (
+            self.MEMBERS.sample(4, torch.Generator().manual_seed(seed)).index.tolist()
+            for seed in (1, 1, 2)
+        )
+        assert first == again != other
+
+    def test_nobody_to_draw(self) -> None:
+        nobody = torch.empty(0, dtype=torch.int64)
+        drawn = Members(nobody, nobody).sample(3, torch.Generator())
+        assert len(drawn.index) == len(drawn.slots) == 0
 
     def test_every_example_is_as_likely(self) -> None:
         rng = torch.Generator().manual_seed(0)

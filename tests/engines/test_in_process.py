@@ -1,5 +1,6 @@
 """The contract of engines, and what is particular to worker processes."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_client_ticks_arrive() -> None:
     with InProcess(Summing(), DATA, SHARDS) as engine:
         list(engine.run(tasks(), lambda client, done: seen.append((client, done))))
     assert seen == [(client, 0.5) for client in range(CLIENTS)]
+
+
+def test_worker_processes_are_known_by_their_numbers() -> None:
+    with InProcess(Summing(), DATA, SHARDS) as engine:
+        assert engine.pids == []  # all is done here
+    with InProcess(Summing(), DATA, SHARDS, 2) as engine:
+        pids = engine.pids
+        assert len(set(pids) - {os.getpid()}) == 2
+        for pid in pids:
+            os.kill(pid, 0)  # it lives
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_no_room_for_shared_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

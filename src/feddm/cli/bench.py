@@ -50,11 +50,14 @@ def bench(
     """
     if compile_ not in ("on", "off"):
         raise ConfigError(f"--compile must be on or off, got {compile_!r}")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
     from dataclasses import asdict
 
     from rich.console import Console
 
     from feddm.bench import measure
+    from feddm.results import finite
 
     console = Console(quiet=json)
     with console.status("") as status:
@@ -65,14 +68,13 @@ def bench(
                 console.print(f"Measuring {what}.")
 
         report = measure(width, repeats, compile_ == "on", tick)
-    text = json_.dumps(asdict(report), indent=2)
-    if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
+    text = json_.dumps(finite(asdict(report)), indent=2, allow_nan=False)
     if json:
         print(text)
-    else:
-        for section in sections(report):
-            console.print(_table(*section))
+    for section in sections(report):
+        console.print(_table(*section))
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
 
 
 class Section(NamedTuple):
