@@ -35,7 +35,7 @@ docs: dev  ## fill the generated parts of the docs
 COMPARE = $(BIN)/feddm compare --dataset mnist --width 32
 
 study-mnist-feddm-real: dev  ## does learning the images pay?
-	$(COMPARE) --algorithms feddm,real --alpha 0.5 --rounds 3 --seeds 0,1 --out runs/$@
+	$(COMPARE) --algorithms feddm,real --alpha 0.5 --rounds 3 --seeds 0,1,2 --against real --compile on --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-mnist-six: dev  ## all six algorithms on skewed data
@@ -54,11 +54,11 @@ study-literal-cifar10: dev  ## quick against the paper's client, CIFAR10
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-literal-mnist: dev  ## the same, MNIST
-	$(LITERAL) --dataset mnist --rounds 2 --targets 0.95,0.97 --out runs/$@
+	$(LITERAL) --dataset mnist --rounds 1 --targets 0.95,0.97 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-literal-fashion-mnist: dev  ## the same, Fashion-MNIST
-	$(LITERAL) --dataset fashion-mnist --rounds 2 --targets 0.8,0.85 --out runs/$@
+	$(LITERAL) --dataset fashion-mnist --rounds 1 --targets 0.8,0.85 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-bench: dev  ## how fast it is

@@ -80,7 +80,11 @@ class StudyDisplay(StudyObserver):
         self._live.stop()
         table = Table(box=None, pad_edge=False)
         for number, title in enumerate(header(rows)):
-            table.add_column(title, justify="right" if number else "left", no_wrap=number < 3)
+            table.add_column(
+                title,
+                justify="right" if number else "left",
+                no_wrap=not number or "%" in title or "less" in title,
+            )
         for texts in row_cells(rows):
             table.add_row(*texts)
         self._console.print(table, highlight=False, markup=False)
