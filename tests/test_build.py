@@ -105,11 +105,11 @@ class TestCompile:
 
     @pytest.fixture(autouse=True)
     def compiler_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("feddm.build.compiler_problem", lambda: None)
+        monkeypatch.setattr("feddm.build.compiler_problem", lambda device: None)
 
     @pytest.fixture
     def compiler_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("feddm.build.compiler_problem", lambda: self.PROBLEM)
+        monkeypatch.setattr("feddm.build.compiler_problem", lambda device: self.PROBLEM)
 
     @pytest.fixture
     def thousand_images(self, monkeypatch: pytest.MonkeyPatch) -> None:

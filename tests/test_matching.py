@@ -267,5 +267,8 @@ class TestGroups:
         assert covered == list(range(len(counts)))
         for first, last, part in groups:
             assert slots[part].unique().tolist() == list(range(first, last))
-            assert len(slots[part]) <= most or last - first == 1
+        sizes = [last - first for first, last, _ in groups]
+        assert max(sizes) - min(sizes) <= 1
+        if len(set(counts)) == 1 and len(counts) * counts[0] % most == 0:
+            assert all(len(slots[part]) <= most + counts[0] for _, _, part in groups)
         assert sum(len(slots[part]) for _, _, part in groups) == len(slots)

@@ -1,7 +1,8 @@
 """Where and how fast a model is computed: the device, a compiler, a shorter float.
 
-None of it changes what is computed, only the last bits of it. `Accelerated` is itself a model,
-so nothing else in the package knows whether it runs a compiled one.
+Device and compiler change only the last bits of what is computed, a shorter float more.
+`Accelerated` is itself a model, so nothing else in the package knows whether it runs a compiled
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from feddm.errors import ConfigError
 from feddm.models import Model, Outputs
-from feddm.tensors import Tensors
+from feddm.tensors import CPU, Tensors
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -60,6 +61,10 @@ class Accelerated:
         return Outputs(*(output.float() for output in outputs))
 
 
+# Programs that torch keeps for one function: every model of a process has a few of them.
+torch._dynamo.config.recompile_limit = 64
+
+
 @functools.cache
 def _compiled(model: Hashable) -> Callable[[Tensors, Tensor], Outputs]:
     return torch.compile(cast(Model, model).__call__)
@@ -73,14 +78,14 @@ def accelerated(model: Model, compiled: bool, precision: Precision) -> Model:
 
 
 @functools.cache
-def compiler_problem() -> str | None:
+def compiler_problem(device: torch.device = CPU) -> str | None:
     """Returns why nothing can be compiled here, or ``None`` if it can: it tries.
 
     The first time on a machine this takes some seconds; torch keeps what it compiled.
     """
     try:
         with _silenced():
-            torch.compile(lambda x: (x * x).sum())(torch.ones(3, 5))
+            torch.compile(lambda x: (x * x).sum())(torch.ones(3, 5, device=device))
     except Exception as error:  # whatever a compiler, a linker or a full disk may do
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return lines[0][:200]
@@ -94,6 +99,8 @@ def find_device(wanted: str) -> torch.device:
         wanted = next(name for name in ("cuda", "mps", "cpu") if present[name])
     if not present[wanted]:
         raise ConfigError(f"runtime.device is {wanted}, but torch finds no such device here")
+    # Else convolutions on some GPUs would be computed with ten bits, float32 or not.
+    torch.backends.cudnn.allow_tf32 = False
     return torch.device(wanted)
 
 

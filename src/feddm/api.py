@@ -183,11 +183,12 @@ def _go(
     observer: Observer,
 ) -> RunResult:
     """Runs the rounds that are left, writes each down, and returns the whole."""
-    observer.started(config, setup, records)
     for text in setup.notices:
         observer.notice(text)
+    observer.started(config, setup, records)
     clients = len(setup.shards)
-    workers = num_workers(config.runtime, cohort_size(clients, config.participation))
+    cohort = cohort_size(clients, config.participation)
+    workers = num_workers(config.runtime, cohort, setup.device)
     train = setup.dataset.train
     with InProcess(
         setup.algorithm, train, setup.shards, workers, memories, setup.device

@@ -350,7 +350,7 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
     measured = {
         "literal": f"{few} of {LITERAL_STEPS} steps",
         "quick": "all",
-        "fedavg": f"{2} of {10 * math.ceil(num / 256)} steps",
+        "fedavg": f"{len(part)} of {10 * num} images",
     }
     updates = []
     for name, chosen in configs.items():

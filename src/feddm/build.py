@@ -73,7 +73,7 @@ def build(config: Config) -> Setup:
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, dataset, shards, model)
     )
-    if compiled and (problem := compiler_problem()):
+    if compiled and (problem := compiler_problem(device)):
         compiled = False
         notices.append(f"torch.compile does not work here, so it goes without: {problem}")
     model = accelerated(model, compiled, config.runtime.precision)
@@ -192,10 +192,12 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
     )
 
 
-def num_workers(config: RuntimeConfig, cohort: int) -> int:
+def num_workers(config: RuntimeConfig, cohort: int, device: torch.device = CPU) -> int:
     """Returns how many processes to use: never more than there are clients in a round."""
     if config.workers != "auto":
         return min(config.workers, cohort)
+    if device != CPU:
+        return 1  # more would share one GPU, and each take memory of it
     # The cores that this process may use, which in a container are fewer than the machine has.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

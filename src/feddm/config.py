@@ -157,7 +157,7 @@ class AugmentationConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Where and how the work is done; all but the workers change the last bits of results."""
+    """Where and how the work is done; all but the workers change bits of results."""
 
     workers: PositiveInt | Literal["auto"] = Field(
         "auto", description="Worker processes for clients; auto: one for each core."

@@ -24,7 +24,7 @@ from feddm.tensors import Tensors
 Norm = Literal["instance", "group"]
 
 # Images a pass. The activations of more would leave the cache, and every pass then waits for
-# memory; `feddm bench` shows it.
+# memory.
 CHUNK = 32
 
 

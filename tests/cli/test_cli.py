@@ -634,7 +634,10 @@ class TestBench:
         assert ["speed-up of 2 workers", "1.88"] in rows
         assert ["memory after 100 and 1000 such clients", "300 and 301 MB"] in rows
         assert ["the ball's share of a server's step", "1.23 %"] in rows
-        assert ["peak memory, ten clients, two workers", "1,000 + 500 MB"] in rows
+        assert [
+            "peak memory, ten clients, two workers",
+            "1,500 MB (1,000 here, 500 in workers)",
+        ] in rows
         assert ["processor", "abacus"] in rows
 
     def test_as_json_and_into_a_file(self, feddm_: Feddm, asked: list[object]) -> None:

@@ -184,6 +184,7 @@ def test_message_size_of_digits() -> None:
         (["compare", "--with", "mine=mine.toml"], "--with takes NAME=FILE with one of"),
         (["compare", "--device", "gpu"], "runtime.device must be one of auto, cpu, cuda, mps"),
         (["tune", "--grid", "local.lr=1", "--compile", "1"], "runtime.compile must be one of"),
+        (["compare", "--algorithms", "../evil"], "letters, digits"),
         (["compare", "--algorithms", "real,real"], "--algorithms takes different names"),
         (["compare", "--seeds", "0,x"], "--seeds takes different whole numbers"),
         (["compare", "--targets", "95"], "numbers from 0 to 1"),

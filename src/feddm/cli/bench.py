@@ -52,6 +52,8 @@ def bench(
         raise ConfigError(f"--compile must be on or off, got {compile_!r}")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out} is a folder, not a file")
     from dataclasses import asdict
 
     from rich.console import Console
@@ -149,7 +151,8 @@ def _rest(report: Report) -> Section:
             ["the ball's share of a server's step", f"{100 * report.projection_share:.2f} %"],
             [
                 "peak memory, ten clients, two workers",
-                f"{memory.server_mb:,.0f} + {memory.workers_mb:,.0f} MB",
+                f"{memory.total_mb:,.0f} MB ({memory.server_mb:,.0f} here, "
+                f"{memory.workers_mb:,.0f} in workers)",
             ],
             *([key, value] for key, value in report.machine.items()),
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -222,6 +223,8 @@ def _variant(
     given: options.Given, name: str, file: Mapping[str, Any] | None, seed: int
 ) -> Config:
     """Returns the configuration of a name: an algorithm's, or one that its file describes."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ConfigError(f"a name has letters, digits, '.', '_' and '-' only, got {name!r}")
     if name in ALGORITHMS:
         return given.resolved(file, algorithm=name, seed=seed)
     if file is None or "algorithm" not in file:
