@@ -47,7 +47,7 @@ study-mnist-fedavg: dev  ## does the baseline converge?
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 # Quick against the paper's client, on three data sets: hours.
-LITERAL = $(BIN)/feddm compare --algorithms feddm,literal --with literal=docs/studies/literal.toml --against literal --alpha 0.5 --width 32 --seeds 0,1,2 --compile on
+LITERAL = $(BIN)/feddm compare --algorithms feddm,real,literal --with literal=docs/studies/literal.toml --against literal --alpha 0.5 --width 32 --seeds 0,1,2 --compile on
 
 study-literal-cifar10: dev  ## quick against the paper's client, CIFAR10
 	$(LITERAL) --dataset cifar10 --rounds 1 --targets 0.4,0.45 --out runs/$@

@@ -184,7 +184,7 @@ class TestRun:
     def test_a_compiler_that_does_not_work_is_told_and_done_without(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("feddm.build.compiler_problem", lambda: "there is no disk")
+        monkeypatch.setattr("feddm.build.compiler_problem", lambda device: "there is no disk")
         log = Log()
         asked = run_tiny(rounds=1, compile="on", observer=log)
         assert log.notices == [

@@ -636,7 +636,7 @@ class TestBench:
         assert ["the ball's share of a server's step", "1.23 %"] in rows
         assert [
             "peak memory, ten clients, two workers",
-            "1,500 MB (1,000 here, 500 in workers)",
+            "1,500 MB, 500 of it in workers",
         ] in rows
         assert ["processor", "abacus"] in rows
 

@@ -151,8 +151,7 @@ def _rest(report: Report) -> Section:
             ["the ball's share of a server's step", f"{100 * report.projection_share:.2f} %"],
             [
                 "peak memory, ten clients, two workers",
-                f"{memory.total_mb:,.0f} MB ({memory.server_mb:,.0f} here, "
-                f"{memory.workers_mb:,.0f} in workers)",
+                f"{memory.total_mb:,.0f} MB, {memory.workers_mb:,.0f} of it in workers",
             ],
             *([key, value] for key, value in report.machine.items()),
         ],

@@ -78,15 +78,22 @@ class StudyDisplay(StudyObserver):
     def table(self, rows: Sequence[Row], study: Path) -> None:
         """Shows what came out."""
         self._live.stop()
+        titles, texts = header(rows), row_cells(rows)
+        # What a narrow screen has no room for: the files have it too.
+        shown = [
+            number
+            for number, title in enumerate(titles)
+            if title != "best %" or self._console.width >= 100
+        ]
         table = Table(box=None, pad_edge=False)
-        for number, title in enumerate(header(rows)):
+        for number in shown:
             table.add_column(
-                title,
+                titles[number],
                 justify="right" if number else "left",
-                no_wrap=not number or "%" in title or "less" in title,
+                no_wrap=number < 3,
             )
-        for texts in row_cells(rows):
-            table.add_row(*texts)
+        for row in texts:
+            table.add_row(*(row[number] for number in shown))
         self._console.print(table, highlight=False, markup=False)
         self._console.print(
             legend(rows).replace("`", ""), style="dim", highlight=False, markup=False
