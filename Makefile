@@ -61,6 +61,10 @@ study-literal-fashion-mnist: dev  ## the same, Fashion-MNIST
 	$(LITERAL) --dataset fashion-mnist --rounds 1 --targets 0.8,0.85 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-quick: dev  ## how many networks and steps, on a validation split
+	$(BIN)/feddm tune --algorithm feddm --dataset cifar10 --alpha 0.5 --rounds 1 --grid synthesis.networks=4,8 --grid synthesis.steps=50,100 --compile on --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-bench: dev  ## how fast it is
 	$(BIN)/feddm bench --out runs/bench.json
 	$(BIN)/python scripts/record bench runs/bench.json
