@@ -143,9 +143,12 @@ def test_rotation_stays_within_its_angle() -> None:
     point = torch.zeros(1, 1, 33, 33)
     point[0, 0, 16, 32] = 1.0
     rng = torch.Generator().manual_seed(0)
+    seen = 0
     for _ in range(30):
         turned = only(rotate=30.0).each(point, rng)[0, 0]
         rows = turned.sum(1)
         if float(rows.sum()) > 0.2:
             middle = float((rows * torch.arange(33)).sum() / rows.sum())
             assert abs(middle - 16) <= 16 * math.sin(math.radians(30)) + 1
+            seen += 1
+    assert seen > 10
