@@ -1,6 +1,6 @@
 import numpy as np
 
-from feddm.messages import PAPER, PAPER_BASELINE, model_sizes, synthetic_size
+from feddm.messages import PAPER, PAPER_BASELINE, ImageSize, model_sizes, synthetic_size
 from feddm.models import ConvNet, num_params
 from feddm.seeding import generator
 
@@ -22,9 +22,10 @@ def test_size_by_hand() -> None:
         num_classes=2,
         images_per_class=10,
         min_class_size=9,
-        floats_per_image=18,
+        image=ImageSize(floats=18, num_bytes=73),
     )
     assert size.floats == 19.5 * 18
+    assert size.num_bytes == 19.5 * 73
     assert size.std == np.std([19, 20], ddof=1) * 18
     assert size.what == "FedDM, 2.0 pairs"
 
@@ -32,6 +33,24 @@ def test_size_by_hand() -> None:
 def test_baselines_by_hand() -> None:
     # Three clients with a model of 100 numbers.
     assert [size.floats for size in model_sizes(100, 3)] == [300, 303, 600]
+    # Four bytes a float, and eight for the number of examples, which SCAFFOLD does not send.
+    assert [size.num_bytes for size in model_sizes(100, 3)] == [1224, 1236, 2400]
+
+
+def test_images_that_hold_four() -> None:
+    # 13 examples are three stored images of four, 7 are one, 40 would be ten: at most five.
+    labels = np.array([0] * 13 + [1] * 7 + [2] * 40)
+    size = synthetic_size(
+        "FedDM",
+        labels,
+        lambda seed: [np.arange(60)],
+        range(1),
+        num_classes=3,
+        images_per_class=5,
+        min_class_size=4,
+        image=ImageSize(floats=10, num_bytes=11, holds=4),
+    )
+    assert (size.floats, size.num_bytes) == (90, 99)
 
 
 def test_the_papers_figures_are_whole_pairs() -> None:

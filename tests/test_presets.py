@@ -28,6 +28,10 @@ PAPER = {
     "synthesis.start": "real",  # "initialized as randomly sampled real images"
     "synthesis.min_class_size": 10,  # follows from the published message sizes
     "synthesis.augment": False,  # none is named
+    "synthesis.formation": 1,  # an image is an image
+    "synthesis.second_moment": 0.0,  # only means are matched
+    "synthesis.coding": "float32",  # the message sizes are counted in floats
+    "synthesis.packed": False,
     "server.lr": 0.01,  # "SGD of eta_s=0.01"
     "server.epochs": 500,  # "for 500 epochs"
     "server.batch_size": 256,  # "with the batch size 256"
@@ -36,6 +40,8 @@ PAPER = {
     "server.radius": 5.0,  # the same rho
     "server.weighting": "synthetic",  # the plain union
     "server.augment": False,  # none is named
+    "server.replay": 0,  # only the sets of the round
+    "server.replay_decay": 1.0,
 }
 SECTIONS = ("partition.", "model.", "synthesis.", "server.")
 

@@ -242,7 +242,7 @@ def _result(
         ),
         synthetic=None
         if synthetic is None
-        else from_state(synthetic, info.classes, normalization),
+        else from_state(synthetic, info.classes, normalization, config.synthesis.formation),
         directory=None if directory is None else directory.path,
     )
 

@@ -19,6 +19,7 @@ from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
 from feddm.augmentation import Augmentation
+from feddm.coding import Coding
 from feddm.config import (
     Config,
     DataConfig,
@@ -69,6 +70,7 @@ def build(config: Config) -> Setup:
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
     model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
+    _check_formation(config.synthesis, dataset.info.shape)
     notices = []
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, dataset, shards, model)
@@ -79,6 +81,20 @@ def build(config: Config) -> Setup:
     model = accelerated(model, compiled, config.runtime.precision)
     algorithm = build_algorithm(config, model, device)
     return Setup(dataset, shards, algorithm, device, compiled, tuple(notices))
+
+
+def _check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
+    factor, (_, height, width) = config.formation, shape
+    if height % factor or width % factor:
+        raise ConfigError(
+            f"synthesis.formation must divide the sides of an image, {height} and {width}; "
+            f"got {factor}"
+        )
+    if config.min_class_size < factor**2:
+        raise ConfigError(
+            f"synthesis.formation {factor} puts {factor**2} real images into one, so "
+            f"synthesis.min_class_size must be at least that, got {config.min_class_size}"
+        )
 
 
 def _compiling_pays(
@@ -172,6 +188,10 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         "server_radius": config.server.radius,
         "weighting": config.server.weighting,
         "device": device,
+        "coding": Coding(config.synthesis.coding, config.synthesis.packed),
+        "formation": config.synthesis.formation,
+        "replay": config.server.replay,
+        "replay_decay": config.server.replay_decay,
     }
     if config.algorithm == "real":
         return Real(**union)
@@ -188,6 +208,7 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
         real_batch=None if config.real_batch == "all" else config.real_batch,
         radius=config.radius,
         start=config.start,
+        second_moment=config.second_moment,
         augmentation=augmentation if config.augment else None,
     )
 

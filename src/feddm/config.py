@@ -108,7 +108,17 @@ class SynthesisConfig(Section):
         description="Real images of a class that a network sees."
     )
     radius: NonNegativeFloat = Field(description="Distance of the networks from w_r (rho).")
-    start: Literal["real", "noise"] = Field(description="First images: real ones or noise.")
+    start: Literal["real", "noise", "last"] = Field(
+        description="First images: real ones, noise, or those of the client's last round."
+    )
+    formation: Annotated[int, Field(ge=1, le=8)] = Field(
+        description="An image holds so many small ones a side, enlarged before use."
+    )
+    second_moment: NonNegativeFloat = Field(
+        description="Weight of the embedding's squares, matched as well; 0: means alone."
+    )
+    coding: Literal["float32", "float16", "uint8"] = Field(description="How images travel.")
+    packed: bool = Field(description="Compress them on the way, without loss.")
     min_class_size: PositiveInt = Field(
         description="A client leaves out a class with fewer real images."
     )
@@ -128,6 +138,10 @@ class ServerConfig(Section):
         description="synthetic: every image counts the same; examples: by what it stands for."
     )
     augment: bool = Field(description="Train on randomly changed images.")
+    replay: NonNegativeInt = Field(description="Train on sets of so many rounds before, too.")
+    replay_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="A set counts so much less with every round of its age."
+    )
 
 
 class LocalConfig(Section):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from feddm.augmentation import Augmentation, Transform, unchanged_images
 from feddm.data.examples import Examples, Members
+from feddm.formation import expanded
 from feddm.models import CHUNK, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
 from feddm.training import Tick, ignore
@@ -39,6 +41,33 @@ class Target(NamedTuple):
     params: Tensors
     means: ClassMeans
     transform: Transform = unchanged_images
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A model whose embedding has the squares of its numbers as well, times a factor.
+
+    With it, matching means also matches second moments, and so variances.
+    """
+
+    model: Model
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.model.shape
+
+    @property
+    def num_classes(self) -> int:
+        return self.model.num_classes
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        return self.model.init(rng)
+
+    def __call__(self, params: Tensors, x: Tensor) -> Outputs:
+        embedding, logits = self.model(params, x)
+        squares = self.factor * embedding.square()
+        return Outputs(torch.cat([embedding, squares], 1), logits)
 
 
 def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[str, Tensor]:
@@ -130,6 +159,7 @@ def synthesize(
     lr: float,
     momentum: float = 0.0,
     steps: int,
+    formation: int = 1,
     tick: Tick = ignore,
 ) -> tuple[Tensor, list[float]]:
     """Returns the images after one step of SGD for each target, and the loss before each step.
@@ -142,12 +172,13 @@ def synthesize(
         lr: Learning rate on the images, ``eta_c``.
         momentum: Of SGD; 0 is the paper's.
         steps: How many steps, ``T``; 0 returns the images as they are.
+        formation: Each image holds so many small ones a side.
         tick: Told how far the work is.
     """
     images = images.clone()
     velocity = torch.zeros_like(images)
     losses = []
-    groups = list(whole_slots(slots, CHUNK))
+    groups = list(whole_slots(slots, CHUNK // formation**2))
     slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)
@@ -156,7 +187,7 @@ def synthesize(
             means = ClassMeans(*(mean[first:last] for mean in target.means))
             part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, images[part], slots[part] - first, part_of_target
+                model, images[part], slots[part] - first, part_of_target, formation
             )
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
             loss += share
@@ -166,11 +197,12 @@ def synthesize(
 
 
 def image_gradient(
-    model: Model, images: Tensor, slots: Tensor, target: Target
+    model: Model, images: Tensor, slots: Tensor, target: Target, formation: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the matching loss with respect to the images, and the loss."""
     leaf = images.detach().requires_grad_()
-    outputs = model(target.params, target.transform(leaf))
+    outputs = model(target.params, target.transform(expanded(leaf, formation)))
+    slots = slots.repeat_interleave(formation**2)
     synthetic = class_means(outputs, slots, len(target.means.logits))
     loss = matching_loss(target.means, synthetic)
     (gradient,) = torch.autograd.grad(loss, leaf)

@@ -1,4 +1,4 @@
-"""Message sizes without training: what each algorithm would send, in floats.
+"""Message sizes without training: what each algorithm would send, in numbers and bytes.
 
 The paper's table counts what all clients upload in one round. Baselines send weights, so their
 figure is exact; that of FedDM depends on how many (client, class) pairs the split makes.
@@ -29,15 +29,33 @@ class MessageSize:
 
     Args:
         what: Who sends it.
-        floats: Floating-point numbers, on average over splits.
+        floats: Numbers that are no labels, on average over splits; floats, as the paper counts
+            them, unless they travel in a shorter form.
+        num_bytes: Bytes with labels, on average; packing would make them fewer.
         std: Standard deviation over splits; 0 if it does not depend on the split.
         paper: What the paper says, if it says something about this.
     """
 
     what: str
     floats: float
+    num_bytes: float
     std: float = 0.0
     paper: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """What one image of an upload takes.
+
+    Args:
+        floats: Numbers of the image, and its weight if it has one.
+        num_bytes: Bytes of the same, and of its label.
+        holds: Real images that it can begin with.
+    """
+
+    floats: int
+    num_bytes: int
+    holds: int = 1
 
 
 def synthetic_size(
@@ -49,7 +67,7 @@ def synthetic_size(
     num_classes: int,
     images_per_class: int,
     min_class_size: int,
-    floats_per_image: int,
+    image: ImageSize,
     paper: int | None = None,
 ) -> MessageSize:
     """Returns what the clients of FedDM or REAL upload.
@@ -62,20 +80,23 @@ def synthetic_size(
         num_classes: Number of classes.
         images_per_class: Images that a client sends of a class, or as many as it has.
         min_class_size: A class with fewer real images is left out.
-        floats_per_image: Of an image, and of its weight if it has one.
+        image: What one of them takes.
         paper: What the paper says.
     """
     images, pairs = [], []
     for seed in seeds:
         table = class_table(labels, split(seed), num_classes)
         kept = table[table >= min_class_size]
-        images.append(int(np.minimum(kept, images_per_class).sum()))
+        images.append(int(np.minimum(kept // image.holds, images_per_class).sum()))
         pairs.append(len(kept))
+    mean = statistics.fmean(images)
+    spread = statistics.stdev(images) if len(images) > 1 else 0.0
     return MessageSize(
         f"{what}, {statistics.fmean(pairs):.1f} pairs",
-        statistics.fmean(images) * floats_per_image,
-        (statistics.stdev(images) if len(images) > 1 else 0.0) * floats_per_image,
-        paper,
+        floats=mean * image.floats,
+        num_bytes=mean * image.num_bytes,
+        std=spread * image.floats,
+        paper=paper,
     )
 
 
@@ -83,7 +104,10 @@ def model_sizes(num_params: int, clients: int, paper: int | None = None) -> list
     """Returns what the clients of the baselines upload, whose messages are models."""
     weights = num_params * clients
     return [
-        MessageSize("FedAvg, FedProx", weights, paper=paper),
-        MessageSize("FedNova (and a coefficient)", weights + clients),
-        MessageSize("SCAFFOLD (and a variate)", 2 * weights),
+        # And how many examples a client has, as a 64-bit number.
+        MessageSize("FedAvg, FedProx", weights, 4 * weights + 8 * clients, paper=paper),
+        MessageSize(
+            "FedNova (and a coefficient)", weights + clients, 4 * weights + 12 * clients
+        ),
+        MessageSize("SCAFFOLD (and a variate)", 2 * weights, 8 * weights),
     ]

@@ -25,6 +25,10 @@ _PAPER: Values = {
         "real_batch": 256,
         "radius": 5.0,
         "start": "real",
+        "formation": 1,
+        "second_moment": 0.0,
+        "coding": "float32",
+        "packed": False,
         "min_class_size": 10,
         "augment": False,
     },
@@ -37,6 +41,8 @@ _PAPER: Values = {
         "radius": 5.0,
         "weighting": "synthetic",
         "augment": False,
+        "replay": 0,
+        "replay_decay": 1.0,
     },
     # The paper tunes lr in .001, .01, .1, epochs in 10, 15, 20 and mu in .01, .1, 1.
     "local": {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import DataError
+from feddm.formation import expanded
 from feddm.tensors import Tensors, described, read_described
 
 KIND = "synthetic set"
@@ -60,11 +61,20 @@ class SyntheticSet:
 
 
 def from_state(
-    synthetic: Tensors, classes: tuple[str, ...], normalization: Normalization
+    synthetic: Tensors,
+    classes: tuple[str, ...],
+    normalization: Normalization,
+    formation: int = 1,
 ) -> SyntheticSet:
-    """Returns the set that an algorithm keeps in its state."""
-    examples = Examples(synthetic["x"], synthetic["y"].long(), weight=synthetic.get("weight"))
-    return SyntheticSet(examples, synthetic["client"], classes, normalization)
+    """Returns the set that an algorithm keeps in its state, with small images enlarged."""
+    rest = {
+        name: synthetic[name].repeat_interleave(formation**2)
+        for name in ("y", "client", "weight")
+        if name in synthetic
+    }
+    images = expanded(synthetic["x"], formation)
+    examples = Examples(images, rest["y"].long(), weight=rest.get("weight"))
+    return SyntheticSet(examples, rest["client"], classes, normalization)
 
 
 def load_synthetic(path: str | Path) -> SyntheticSet:

@@ -60,9 +60,10 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
     synthesis = config.synthesis
     large = table >= synthesis.min_class_size
     # With real images as the start, a class with fewer than ipc of them sends what it has.
-    sent = np.minimum(table, synthesis.images_per_class)
+    small = synthesis.formation**2
+    sent = np.minimum(table, synthesis.images_per_class * small) // small * small
     if synthesis.start == "noise" and config.algorithm == "feddm":
-        sent = np.full_like(table, synthesis.images_per_class)
+        sent = np.full_like(table, synthesis.images_per_class * small)
     images = share * float(sent[large].sum())
     server = Passes(weights=images * config.server.epochs)
     if config.algorithm == "real":

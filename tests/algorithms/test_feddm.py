@@ -4,12 +4,16 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from feddm.algorithms.base import Upload
 from feddm.algorithms.feddm import FedDM, Synthesis
 from feddm.algorithms.union import label_dtype, united
+from feddm.coding import Coding
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import EmptyRoundError, UploadError
+from feddm.formation import expanded
+from feddm.matching import Squares, class_means, matching_loss
 from feddm.models import ConvNet, Model
 from feddm.seeding import generator
 from feddm.tensors import CPU, Records, norm, num_bytes, num_floats, zip_map
@@ -187,7 +191,8 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 
 
 def test_union_names_the_client() -> None:
-    both = united([upload(4, pixels(1.0, 2.0), 0, 1), upload(7, pixels(3.0), 1)])
+    sets = [upload(4, pixels(1.0, 2.0), 0, 1), upload(7, pixels(3.0), 1)]
+    both = united((sent.client, sent.records["examples"]) for sent in sets)
     assert both["client"].tolist() == [4, 4, 7]
     assert both["x"].flatten().tolist() == [1, 2, 3]
     assert both["y"].tolist() == [0, 1, 1]
@@ -256,3 +261,134 @@ def test_it_pickles_and_compares() -> None:
 def test_label_types() -> None:
     assert label_dtype(256) == torch.uint8
     assert label_dtype(257) == torch.int32
+
+
+class TestFormation:
+    def changed(self, **synthesis: Any) -> FedDM:
+        return dataclasses.replace(feddm(**synthesis), formation=2, images_per_class=2)
+
+    def test_a_stored_image_holds_four_real_ones(self) -> None:
+        data = client({2: 30, 5: 10})
+        examples = local(self.changed(), data)["examples"]
+        # Of class 5 there are ten images: two stored ones take eight of them.
+        assert examples["y"].tolist() == [2, 2, 5, 5]
+        small = F.avg_pool2d(data[torch.arange(40)].x, 2)
+        seen = []
+        for image, label in zip(examples["x"], examples["y"], strict=True):
+            for tile in (
+                image[:, :4, :4],
+                image[:, :4, 4:],
+                image[:, 4:, :4],
+                image[:, 4:, 4:],
+            ):
+                gap = (small - tile).abs().flatten(1).amax(1)
+                assert float(gap.min()) < 1e-5
+                assert data.y[int(gap.argmin())] == label
+                seen.append(int(gap.argmin()))
+        assert len(set(seen)) == 16
+
+    def test_a_step_is_the_gradient_through_the_enlarged_images(self) -> None:
+        algorithm, data = self.changed(steps=1, networks=1, radius=0.0), client({2: 30, 5: 12})
+        params = algorithm.model.init(generator(0, "test"))
+        before = local(self.changed(), data)["examples"]["x"].requires_grad_()
+        after = local(algorithm, data)["examples"]["x"]
+        outputs = algorithm.model(params, expanded(before, 2))
+        real = algorithm.model(params, data[torch.arange(42)].x)
+        loss = torch.zeros(())
+        for slot, members in enumerate((slice(0, 30), slice(30, 42))):
+            for ours, theirs in zip(outputs, real, strict=True):
+                gap = ours[8 * slot : 8 * slot + 8].mean(0) - theirs[members].mean(0)
+                loss = loss + gap.square().sum()
+        (gradient,) = torch.autograd.grad(loss, before)
+        torch.testing.assert_close(before - after, gradient, rtol=1e-3, atol=1e-5)
+
+    def test_the_server_trains_on_four_times_as_many(self) -> None:
+        algorithm = self.changed()
+        memory = {
+            "x": torch.randn(3, 1, 8, 8),
+            "y": torch.tensor([1, 2, 2], dtype=torch.uint8),
+            "weight": torch.tensor([1.0, 1.0, 4.0]),
+            "age": torch.zeros(3, dtype=torch.int32),
+        }
+        data = algorithm._training_set(memory)
+        assert torch.equal(data.x, expanded(memory["x"], 2))
+        assert data.y.tolist() == [1] * 4 + [2] * 8
+        assert data.weight is not None
+        assert data.weight.tolist() == pytest.approx([0.5] * 8 + [2.0] * 4)
+
+
+class TestReplay:
+    def rounds(self, **changes: Any) -> list[Records]:
+        algorithm = dataclasses.replace(feddm(TwoParameters()), **changes)
+        state: Records = algorithm.init(point(1.0, 1.0))
+        states = []
+        for number in range(4):
+            uploads = [upload(7, pixels(float(number)), 0)]
+            state = algorithm.aggregate(state, uploads, generator(number, "s"), ignore)
+            states.append(state)
+        return states
+
+    def test_sets_of_earlier_rounds_are_kept_so_long(self) -> None:
+        states = self.rounds(replay=2)
+        kept = [state["replay"]["x"].flatten().tolist() for state in states]
+        assert kept == [[0], [1, 0], [2, 1, 0], [3, 2, 1]]
+        assert states[-1]["replay"]["age"].tolist() == [0, 1, 2]
+        # What is shown and counted as the round's own is the round's own.
+        assert states[-1]["synthetic"]["x"].flatten().tolist() == [3]
+
+    def test_without_it_nothing_is_kept(self) -> None:
+        assert all("replay" not in state for state in self.rounds())
+
+    def test_older_sets_count_less(self) -> None:
+        algorithm = dataclasses.replace(feddm(), replay=3, replay_decay=0.5)
+        memory = {
+            "x": torch.zeros(3, 1, 8, 8),
+            "y": torch.zeros(3, dtype=torch.uint8),
+            "age": torch.tensor([0, 1, 2], dtype=torch.int32),
+        }
+        weight = algorithm._training_set(memory).weight
+        assert weight is not None
+        # 1, .5 and .25, scaled to a mean of 1.
+        assert weight.tolist() == pytest.approx([12 / 7, 6 / 7, 3 / 7])
+
+
+def test_the_last_images_are_the_next_start() -> None:
+    algorithm, data = feddm(start="last", steps=1, networks=1), client({2: 30, 5: 12})
+    download = {"params": algorithm.model.init(generator(0, "test"))}
+    first = algorithm.local(download, data, {}, generator(0, "c"), ignore)
+    assert torch.equal(first.memory["last"]["x"], first.upload["examples"]["x"])
+    still = dataclasses.replace(
+        algorithm, synthesis=dataclasses.replace(algorithm.synthesis, steps=0)
+    )
+    second = still.local(download, data, first.memory, generator(1, "c"), ignore)
+    assert torch.equal(second.upload["examples"]["x"], first.upload["examples"]["x"])
+    assert torch.equal(second.upload["examples"]["y"], first.upload["examples"]["y"])
+
+
+def test_second_moments_by_hand() -> None:
+    # a = 2, b = 3: h = 2 x, h^2 = 4 x^2, z = 6 x. Real 1 and 3: means 4, 20, 12. Synthetic 0
+    # and 2: 2, 8, 6. With weight .5 the squares add (.5 * 12)^2 = 36 to 4 + 36.
+    model = Squares(TwoParameters(), 0.5)
+    real = class_means(model(point(2.0, 3.0), pixels(1.0, 3.0)), torch.tensor([0, 0]), 1)
+    ours = class_means(model(point(2.0, 3.0), pixels(0.0, 2.0)), torch.tensor([0, 0]), 1)
+    assert real.embedding.tolist() == [[4.0, 10.0]]
+    assert float(matching_loss(real, ours)) == 76.0
+
+
+@pytest.mark.parametrize("type_", ["float16", "uint8"])
+def test_the_server_trains_on_what_it_decoded(type_: Literal["float16", "uint8"]) -> None:
+    coding = Coding(type_, packed=True)
+    algorithm = dataclasses.replace(feddm(), coding=coding)
+    sent = local(algorithm, client({2: 30, 5: 12}))
+    plain = local(feddm(), client({2: 30, 5: 12}))
+    assert num_bytes(sent) < num_bytes(plain) / 1.5
+    state = algorithm.aggregate(
+        algorithm.init(algorithm.model.init(generator(0, "test"))),
+        [Upload(3, sent)],
+        generator(0, "s"),
+        ignore,
+    )
+    images = coding.decode(
+        {name: sent["examples"][name] for name in coding.names}, (1, 8, 8), 100
+    )
+    assert torch.equal(state["synthetic"]["x"], images)

@@ -171,6 +171,10 @@ def test_message_size_of_digits() -> None:
     assert rows[1]["floats"] == 10 * 298_506
     assert rows[3]["floats"] == 20 * 298_506
     assert 0 < rows[0]["floats"] < 10 * 10 * 10 * 64
+    assert rows[0]["num_bytes"] == pytest.approx(rows[0]["floats"] / 64 * (4 * 64 + 1))
+    short = ["--set", "synthesis.coding=uint8", "--set", "server.weighting=examples"]
+    coded = json.loads(run("message-size", "--splits", "3", "--alpha", "0.5", *short, "--json"))
+    assert coded[0]["num_bytes"] == pytest.approx(coded[0]["floats"] / 65 * (64 + 4 + 1))
     assert rows[0]["paper"] is None
     assert "exact" in run("message-size", "--splits", "2", "--alpha", "0.5")
 

@@ -23,7 +23,8 @@ from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
 from feddm.augmentation import Augmentation
 from feddm.data.examples import Examples, Members
-from feddm.matching import Target, fresh_targets, synthesize
+from feddm.matching import Squares, Target, fresh_targets, synthesize
+from feddm.models import Model
 from feddm.tensors import Records
 from feddm.training import Tick
 
@@ -40,7 +41,9 @@ class Synthesis:
             for every step, which is the paper's way.
         real_batch: Real images of a class that a network sees; ``None`` shows it all of them.
         radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
-        start: Begin with random real images or with Gaussian noise.
+        start: Begin with random real images, with Gaussian noise, or with the client's own
+            images of the last round in which it took part.
+        second_moment: Weight of the squares of the embedding, whose means are matched as well.
         augmentation: Changes the real and the synthetic images of a network alike.
     """
 
@@ -50,7 +53,8 @@ class Synthesis:
     networks: int | None
     real_batch: int | None
     radius: float
-    start: Literal["real", "noise"]
+    start: Literal["real", "noise", "last"]
+    second_moment: float = 0.0
     augmentation: Augmentation | None = None
 
 
@@ -68,34 +72,44 @@ class FedDM(TrainsOnUnion):
         rng: torch.Generator,
         tick: Tick,
     ) -> LocalResult:
-        del memory
         classes, members = data.by_class(self.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())
-        images, slots = self._start(data, members, rng)
+        images, slots = self._start(data, members, memory, rng)
         images, losses = synthesize(
-            self.model,
+            self._matched_model(),
             images,
             slots,
             self._targets(download, data, members, rng),
             lr=self.synthesis.lr,
             momentum=self.synthesis.momentum,
             steps=self.synthesis.steps,
+            formation=self.formation,
             tick=tick,
         )
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
         if losses:
             metrics |= {"first_loss": losses[0], "last_loss": losses[-1]}
         upload = self.pack(images, classes, slots, members.counts)
-        return LocalResult(upload, metrics=metrics)
+        after = (
+            {"last": {"x": images, "slots": slots}} if self.synthesis.start == "last" else {}
+        )
+        return LocalResult(upload, after, metrics)
+
+    def _matched_model(self) -> Model:
+        """Returns the model whose mean outputs are matched."""
+        if not self.synthesis.second_moment:
+            return self.model
+        return Squares(self.model, self.synthesis.second_moment)
 
     def _start(
-        self, data: Examples, members: Members, rng: torch.Generator
+        self, data: Examples, members: Members, memory: Records, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Returns the first images and their slots."""
-        if self.synthesis.start == "real":
-            chosen = members.sample(self.images_per_class, rng)
-            return data[chosen.index].x, chosen.slots
+        if self.synthesis.start == "last" and memory:
+            return memory["last"]["x"], memory["last"]["slots"].cpu()
+        if self.synthesis.start != "noise":
+            return self.real_start(data, members, rng)
         slots = torch.arange(len(members.counts)).repeat_interleave(self.images_per_class)
         images = torch.randn(len(slots), *self.model.shape, generator=rng)
         return images.to(data.x.device), slots
@@ -109,7 +123,7 @@ class FedDM(TrainsOnUnion):
     ) -> Iterator[Target]:
         """Yields for ever the network of each step with its real means."""
         targets = fresh_targets(
-            self.model,
+            self._matched_model(),
             download["params"],
             self.synthesis.radius,
             data,

@@ -33,7 +33,6 @@ class Real(TrainsOnUnion):
         classes, members = data.by_class(self.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())
-        chosen = members.sample(self.images_per_class, rng)
-        images = data[chosen.index].x
-        upload = self.pack(images, classes, chosen.slots, members.counts)
+        images, slots = self.real_start(data, members, rng)
+        upload = self.pack(images, classes, slots, members.counts)
         return LocalResult(upload, metrics={"classes": len(classes), "images": len(images)})

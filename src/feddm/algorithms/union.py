@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from feddm.algorithms.base import Upload
-from feddm.data.examples import Examples
+from feddm.coding import Coding
+from feddm.data.examples import Examples, Members
 from feddm.errors import EmptyRoundError, UploadError
+from feddm.formation import composed, expanded
 from feddm.models import Model
 from feddm.tensors import CPU, Records, Tensors, moved
 from feddm.training import SGD, Tick, ball, train
@@ -31,6 +33,10 @@ class TrainsOnUnion:
             ``"examples"`` counts it by the number of real images that it stands for, so that
             the server's loss approximates the mean over all real examples.
         device: Where the server trains; the union lies in its memory meanwhile.
+        coding: How images travel.
+        formation: Each image that travels holds so many small ones a side.
+        replay: The server trains on the sets of so many earlier rounds too.
+        replay_decay: A set counts so much less with every round of its age.
     """
 
     model: Model
@@ -40,6 +46,10 @@ class TrainsOnUnion:
     server_radius: float
     weighting: Literal["synthetic", "examples"]
     device: torch.device
+    coding: Coding = field(default=Coding(), kw_only=True)
+    formation: int = field(default=1, kw_only=True)
+    replay: int = field(default=0, kw_only=True)
+    replay_decay: float = field(default=1.0, kw_only=True)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -59,7 +69,7 @@ class TrainsOnUnion:
             sizes: Real images of each slot that the client has.
         """
         labels = torch.tensor(classes, dtype=label_dtype(self.model.num_classes))
-        examples = {"x": images, "y": labels[slots]}
+        examples = {**self.coding.encode(images.cpu()), "y": labels[slots]}
         if self.weighting == "examples":
             examples["weight"] = (sizes / torch.bincount(slots))[slots]
         return {"examples": examples}
@@ -69,55 +79,85 @@ class TrainsOnUnion:
         nothing = torch.empty(0, dtype=torch.int64)
         return self.pack(torch.empty(0, *self.model.shape), [], nothing, nothing)
 
+    def real_start(
+        self, data: Examples, members: Members, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Returns random real images of each class as they would be sent, and their slots."""
+        small = self.formation**2
+        chosen = members.sample(self.images_per_class * small, rng, multiple=small)
+        return composed(data[chosen.index].x, self.formation), chosen.slots[::small]
+
     def check(self, upload: Records, download: Records) -> None:
         del download
-        names = {"x", "y"} | ({"weight"} if self.weighting == "examples" else set())
+        names = self.coding.names | {"y"}
+        if self.weighting == "examples":
+            names |= {"weight"}
         if set(upload) != {"examples"} or set(upload["examples"]) != names:
             raise UploadError(f"an upload is examples with {', '.join(sorted(names))}, no more")
-        x, y = upload["examples"]["x"], upload["examples"]["y"]
-        most = self.images_per_class * self.model.num_classes
-        if x.dtype != torch.float32 or x.shape[1:] != self.model.shape or len(x) > most:
-            raise UploadError(
-                f"an upload has at most {most} float32 images of shape {self.model.shape}, "
-                f"got {x.dtype} of shape {tuple(x.shape)}"
-            )
-        if not x.isfinite().all():
-            raise UploadError("an upload has finite pixels only")
-        if y.dtype != label_dtype(self.model.num_classes) or y.shape != x.shape[:1]:
+        examples = self._decoded(upload["examples"])
+        y, shape = examples["y"], examples["x"].shape[:1]
+        if y.dtype != label_dtype(self.model.num_classes) or y.shape != shape:
             raise UploadError("an upload has one label an image, in the smallest type")
         if (y.long() < 0).any() or (y.long() >= self.model.num_classes).any():
             raise UploadError(f"labels are below {self.model.num_classes}")
-        weight = upload["examples"].get("weight", torch.ones(len(x)))
+        weight = examples.get("weight", torch.ones(shape))
         positive = weight.isfinite() & (weight > 0)
-        if weight.dtype != torch.float32 or weight.shape != y.shape or not positive.all():
+        if weight.dtype != torch.float32 or weight.shape != shape or not positive.all():
             raise UploadError("an upload has one positive float32 weight an image")
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
     ) -> Records:
-        union = united(uploads)
+        union = united((u.client, self._decoded(u.records["examples"])) for u in uploads)
         if not len(union.get("y", ())):
             raise EmptyRoundError(
                 f"no client has a class with {self.min_class_size} images or more; "
                 "lower synthesis.min_class_size or use fewer clients"
             )
-        weight = union.get("weight")
-        data = Examples(
-            union["x"],
-            union["y"].long(),
-            weight=None if weight is None else weight / weight.mean(),
-        )
+        memory = self._remembered(union, state.get("replay"))
         center = moved(state, self.device)["params"]
         trained = train(
             self.model,
             center,
-            data.to(self.device),
+            self._training_set(memory).to(self.device),
             self.server_sgd,
             rng,
             project=ball(center, self.server_radius),
             tick=tick,
         )
-        return moved({"params": trained.params, "synthetic": union}, CPU)
+        after: dict[str, Tensors] = {"params": trained.params, "synthetic": union}
+        if self.replay:
+            after["replay"] = memory
+        return moved(after, CPU)
+
+    def _decoded(self, sent: Tensors) -> dict[str, Tensor]:
+        """Returns the examples of an upload, with images as a model takes them."""
+        coded = {name: tensor for name, tensor in sent.items() if name in self.coding.names}
+        rest = {name: tensor for name, tensor in sent.items() if name not in coded}
+        most = self.images_per_class * self.model.num_classes
+        return {"x": self.coding.decode(coded, self.model.shape, most), **rest}
+
+    def _remembered(self, union: Tensors, before: Tensors | None) -> Tensors:
+        """Returns the union with those of earlier rounds, and the age of each image."""
+        union = {**union, "age": torch.zeros(len(union["y"]), dtype=torch.int32)}
+        if not self.replay or before is None:
+            return union
+        young = before["age"] < self.replay
+        older = {name: tensor[young] for name, tensor in before.items()}
+        older["age"] = older["age"] + 1
+        return {name: torch.cat([union[name], older[name]]) for name in union}
+
+    def _training_set(self, memory: Tensors) -> Examples:
+        """Returns what the server learns: small images enlarged, with their weights."""
+        weight = memory.get("weight", torch.ones(len(memory["y"])))
+        weight = weight * self.replay_decay ** memory["age"]
+        small = self.formation**2
+        even = bool((weight == weight[0]).all())
+        return Examples(
+            expanded(memory["x"], self.formation),
+            memory["y"].long().repeat_interleave(small),
+            weight=None if even else (weight / weight.mean()).repeat_interleave(small),
+        )
 
 
 def label_dtype(num_classes: int) -> torch.dtype:
@@ -125,12 +165,11 @@ def label_dtype(num_classes: int) -> torch.dtype:
     return torch.uint8 if num_classes <= 256 else torch.int32
 
 
-def united(uploads: Iterable[Upload]) -> dict[str, Tensor]:
-    """Returns all uploaded examples, with the client that each came from."""
+def united(sets: Iterable[tuple[int, Tensors]]) -> dict[str, Tensor]:
+    """Returns all examples of clients, with the client that each came from."""
     parts: dict[str, list[Tensor]] = {}
-    for upload in uploads:
-        examples = dict(upload.records["examples"])
-        examples["client"] = torch.full((len(examples["y"]),), upload.client, dtype=torch.int32)
-        for name, tensor in examples.items():
+    for client, examples in sets:
+        number = torch.full((len(examples["y"]),), client, dtype=torch.int32)
+        for name, tensor in {**examples, "client": number}.items():
             parts.setdefault(name, []).append(tensor)
     return {name: torch.cat(tensors) for name, tensors in parts.items()}

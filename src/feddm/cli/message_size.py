@@ -6,19 +6,24 @@ import dataclasses
 import functools
 import json as json_
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddm.cli import options
-from feddm.config import PartitionConfig
+from feddm.config import Config, PartitionConfig
+
+if TYPE_CHECKING:
+    from feddm.messages import ImageSize
 
 EXAMPLES = """\
 Examples:
 
 - `feddm message-size --dataset cifar10`
 
-- `feddm message-size --clients 50 --alpha 0.5 --ipc 3 --dataset cifar10`"""
+- `feddm message-size --clients 50 --alpha 0.5 --ipc 3 --dataset cifar10`
+
+- `feddm message-size --dataset cifar10 --set synthesis.coding=uint8`"""
 
 
 @options.configured(without={"algorithm", "rounds", "participation", "seed", "workers"})
@@ -59,7 +64,7 @@ def message_size(
             num_classes=len(info.classes),
             images_per_class=config.synthesis.images_per_class,
             min_class_size=config.synthesis.min_class_size,
-            floats_per_image=math.prod(info.shape) + (config.server.weighting == "examples"),
+            image=_image_size(config, info.shape, len(info.classes)),
             paper=PAPER.get(info.name, {}).get(config.partition.alpha) if as_paper else None,
         )
         for config in configs
@@ -72,12 +77,26 @@ def message_size(
     if json:
         print(json_.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return
-    print(f"Floats that {clients} clients upload in a round of {info.name}, {splits} splits")
-    print(f"{'':<42}{'floats':>12}  {'std':>9}  {'paper':>11}")
+    print(f"What {clients} clients upload in a round of {info.name}, {splits} splits")
+    print(f"{'':<38}{'floats':>11} {'std':>8} {'paper':>11} {'MB':>7}")
     for row in rows:
         paper = f"{row.paper:,}" if row.paper else "-"
         spread = f"{row.std:,.0f}" if row.std else "exact"
-        print(f"{row.what:<42}{row.floats:>12,.0f}  {spread:>9}  {paper:>11}")
+        megabytes = f"{row.num_bytes / 1e6:.2f}"
+        print(f"{row.what:<38}{row.floats:>11,.0f} {spread:>8} {paper:>11} {megabytes:>7}")
+
+
+def _image_size(config: Config, shape: tuple[int, int, int], num_classes: int) -> ImageSize:
+    from feddm.algorithms.union import label_dtype
+    from feddm.messages import ImageSize
+
+    numbers, weight = math.prod(shape), config.server.weighting == "examples"
+    size = {"float32": 4, "float16": 2, "uint8": 1}[config.synthesis.coding]
+    return ImageSize(
+        floats=numbers + weight,
+        num_bytes=numbers * size + 4 * weight + label_dtype(num_classes).itemsize,
+        holds=config.synthesis.formation**2,
+    )
 
 
 def _split(config: PartitionConfig) -> str:

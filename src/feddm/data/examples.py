@@ -53,8 +53,10 @@ class Members:
         """How many examples each slot has."""
         return torch.bincount(self.slots)
 
-    def sample(self, most: int | None, rng: torch.Generator) -> Members:
+    def sample(self, most: int | None, rng: torch.Generator, multiple: int = 1) -> Members:
         """Returns random examples of each slot without repeats; ``None`` takes all of them.
+
+        With a `multiple`, a slot that has fewer than `most` gives the largest multiple it can.
 
         >>> members = Members(torch.tensor([4, 7, 8, 9]), torch.tensor([0, 1, 1, 1]))
         >>> members.sample(2, torch.Generator().manual_seed(0)).slots
@@ -66,7 +68,8 @@ class Members:
         order = order[self.slots[order].argsort(stable=True)]  # by slot, at random within it
         slots = self.slots[order]
         first = self.counts.cumsum(0) - self.counts
-        chosen = torch.arange(len(slots)) - first[slots] < most
+        wanted = self.counts.clamp(max=most) // multiple * multiple
+        chosen = torch.arange(len(slots)) - first[slots] < wanted[slots]
         return Members(self.index[order[chosen]], slots[chosen])
 
 

@@ -1,0 +1,161 @@
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from torch import Tensor
+
+from feddm.coding import Coding, Type
+from feddm.errors import UploadError
+from feddm.tensors import num_bytes
+
+SHAPE = (2, 2, 2)
+ALL = [Coding(type_, packed) for type_ in get_args(Type) for packed in (False, True)]
+# Both channels reach from their least to their greatest value: 0 to 2.55 and -1 to 0.
+IMAGES = torch.tensor(
+    [0.0, 0.01, 0.017, 2.55, -1.0, -0.5, 0.0, 0.0],
+).view(1, *SHAPE)
+
+
+def pictures(most: int = 5) -> st.SearchStrategy[Tensor]:
+    """Returns sets of images, empty ones too."""
+    values = st.floats(-100, 100, width=32)
+    shapes = st.integers(0, most).map(lambda n: (n, *SHAPE))
+    return shapes.flatmap(lambda shape: npst.arrays("float32", shape, elements=values)).map(
+        torch.from_numpy
+    )
+
+
+def there_and_back(coding: Coding, images: Tensor) -> Tensor:
+    return coding.decode(coding.encode(images), SHAPE, most=5)
+
+
+def test_uint8_by_hand() -> None:
+    sent = Coding("uint8").encode(IMAGES)
+    assert sent["low"].tolist() == [0.0, -1.0]
+    assert sent["step"].tolist() == pytest.approx([0.01, 1 / 255])
+    # .017 is nearer to level 2 than to level 1; -.5 is 127.5 levels above -1.
+    assert sent["x"].flatten().tolist()[:5] == [0, 1, 2, 255, 0]
+    assert sent["x"].flatten().tolist()[5] in (127, 128)
+
+
+@given(pictures())
+def test_float32_is_exact(images: Tensor) -> None:
+    for packed in (False, True):
+        assert torch.equal(there_and_back(Coding("float32", packed), images), images)
+
+
+@given(pictures())
+def test_float16_is_as_near_as_its_ten_bits_allow(images: Tensor) -> None:
+    back = there_and_back(Coding("float16"), images)
+    assert torch.equal(back, images.half().float())
+
+
+@given(pictures())
+def test_uint8_is_at_most_half_a_step_away(images: Tensor) -> None:
+    coding = Coding("uint8")
+    step = coding.encode(images)["step"].view(1, -1, 1, 1)
+    gap = (there_and_back(coding, images) - images).abs()
+    assert bool((gap <= 0.5 * step + 1e-4).all())
+
+
+@given(pictures())
+def test_packing_loses_nothing(images: Tensor) -> None:
+    for type_ in get_args(Type):
+        plain = there_and_back(Coding(type_), images)
+        assert torch.equal(there_and_back(Coding(type_, packed=True), images), plain)
+
+
+@given(pictures())
+def test_encoding_again_changes_nothing(images: Tensor) -> None:
+    once = there_and_back(Coding("uint8"), images)
+    twice = there_and_back(Coding("uint8"), once)
+    torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-4)
+
+
+def test_bytes_are_counted_as_they_are_sent() -> None:
+    images = torch.zeros(5, *SHAPE)
+    assert num_bytes({"e": Coding("float32").encode(images)}) == 5 * 8 * 4
+    assert num_bytes({"e": Coding("float16").encode(images)}) == 5 * 8 * 2
+    assert num_bytes({"e": Coding("uint8").encode(images)}) == 5 * 8 + 2 * 2 * 4
+    smooth = torch.zeros(50, *SHAPE)
+    assert num_bytes({"e": Coding("float32", True).encode(smooth)}) < 50
+
+
+@pytest.mark.parametrize("coding", ALL)
+def test_a_constant_set_comes_back(coding: Coding) -> None:
+    images = torch.full((3, *SHAPE), 0.5)
+    torch.testing.assert_close(there_and_back(coding, images), images)
+
+
+BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
+    (Coding("float32"), {}, "come as x"),
+    (Coding("float32"), {"x": IMAGES, "low": IMAGES}, "come as x"),
+    (Coding("float32"), {"x": IMAGES.half()}, "float32 images"),
+    (Coding("float16"), {"x": IMAGES}, "float16 images"),
+    (Coding("float32"), {"x": IMAGES[0]}, "of shape"),
+    (Coding("float32"), {"x": IMAGES.expand(6, *SHAPE)}, "at most 5"),
+    (Coding("float32"), {"x": IMAGES / 0}, "finite"),
+    (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
+    (Coding("float32", True), {"x": IMAGES}, "row of bytes"),
+]
+
+
+@pytest.mark.parametrize(("coding", "sent", "says"), BAD)
+def test_what_was_not_encoded_so_is_refused(
+    coding: Coding, sent: dict[str, Tensor], says: str
+) -> None:
+    with pytest.raises(UploadError, match=says):
+        coding.decode(sent, SHAPE, most=5)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"step": torch.zeros(2)}, "above 0"),
+        ({"step": torch.tensor([1.0, torch.nan])}, "above 0"),
+        ({"step": torch.tensor([1.0, -1.0])}, "above 0"),
+        ({"step": torch.tensor([1.0, torch.inf])}, "finite"),
+        ({"low": torch.tensor([0.0, torch.inf])}, "finite"),
+        ({"low": torch.zeros(3)}, "a channel"),
+        ({"low": torch.zeros(2, dtype=torch.float64)}, "a channel"),
+    ],
+)
+def test_wrong_scales_are_refused(change: dict[str, Tensor], says: str) -> None:
+    coding = Coding("uint8")
+    with pytest.raises(UploadError, match=says):
+        coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
+
+
+class TestPacked:
+    CODING = Coding("uint8", packed=True)
+
+    def sent(self, num: int) -> dict[str, Tensor]:
+        return self.CODING.encode(torch.rand(num, *SHAPE))
+
+    def test_a_bomb_is_not_unpacked(self) -> None:
+        # A thousand times as many images as there may be, in fewer bytes than a few of them.
+        bomb = self.CODING.encode(torch.zeros(5000, *SHAPE))
+        with pytest.raises(UploadError, match="whole number"):
+            self.CODING.decode(bomb, SHAPE, most=5)
+
+    def test_one_image_too_many(self) -> None:
+        with pytest.raises(UploadError, match="whole number"):
+            self.CODING.decode(self.sent(6), SHAPE, most=5)
+
+    def test_cut_off_or_followed_by_something(self) -> None:
+        sent = self.sent(3)
+        for x in (sent["x"][:-3], torch.cat([sent["x"], sent["x"][:2]])):
+            with pytest.raises(UploadError, match="packed"):
+                self.CODING.decode(sent | {"x": x}, SHAPE, most=5)
+
+    @given(st.binary(max_size=60))
+    def test_any_bytes_are_decoded_or_refused(self, data: bytes) -> None:
+        sent = self.sent(1) | {"x": torch.tensor(list(data), dtype=torch.uint8)}
+        try:
+            images = self.CODING.decode(sent, SHAPE, most=5)
+        except UploadError:
+            return
+        assert images.shape[1:] == SHAPE
