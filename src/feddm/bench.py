@@ -186,7 +186,7 @@ def measure(
 def machine() -> dict[str, str]:
     """Returns what the seconds depend on."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(os.cpu_count()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
@@ -484,7 +484,8 @@ def _status_mb(pid: int, key: str) -> float:
     return kilobytes * 1024 / 1e6
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Returns the name of the processor, if the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -87,11 +87,13 @@ def message_size(
 
 
 def _image_size(config: Config, shape: tuple[int, int, int], num_classes: int) -> ImageSize:
+    import torch
+
     from feddm.algorithms.union import label_dtype
     from feddm.messages import ImageSize
 
     numbers, weight = math.prod(shape), config.server.weighting == "examples"
-    size = {"float32": 4, "float16": 2, "uint8": 1}[config.synthesis.coding]
+    size = getattr(torch, config.synthesis.coding).itemsize
     return ImageSize(
         floats=numbers + weight,
         num_bytes=numbers * size + 4 * weight + label_dtype(num_classes).itemsize,
