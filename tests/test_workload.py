@@ -12,7 +12,7 @@ from feddm.algorithms.base import Upload
 from feddm.build import build_algorithm, build_dataset, build_shards
 from feddm.config import Config, resolve
 from feddm.data.partition import class_table
-from feddm.models import ConvNet, Model, Outputs, ResNet18
+from feddm.models import Around, ConvNet, Model, Outputs, ResNet18
 from feddm.seeding import generator
 from feddm.tensors import Tensors
 from feddm.training import ignore
@@ -91,22 +91,10 @@ class TestPasses:
 
 
 @dataclass(frozen=True)
-class Counting:
+class Counting(Around):
     """A model that counts the images that pass, by what is differentiated."""
 
-    model: Model
     counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.model.shape
-
-    @property
-    def num_classes(self) -> int:
-        return self.model.num_classes
-
-    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        return self.model.init(rng)
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
         outputs = self.model(params, x)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from feddm.errors import ConfigError
-from feddm.models import Model, Outputs
+from feddm.models import Around, Model, Outputs
 from feddm.tensors import CPU, Tensors
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
-class Accelerated:
+class Accelerated(Around):
     """A model that is compiled, or computed in a shorter float; its outputs are float32.
 
     Args:
@@ -34,20 +34,8 @@ class Accelerated:
         precision: Type of the matrix products; ``float32`` is the only exact one.
     """
 
-    model: Model
     compiled: bool = False
     precision: Precision = "float32"
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.model.shape
-
-    @property
-    def num_classes(self) -> int:
-        return self.model.num_classes
-
-    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        return self.model.init(rng)
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
         call: Callable[[Tensors, Tensor], Outputs] = self.model
@@ -61,12 +49,11 @@ class Accelerated:
         return Outputs(*(output.float() for output in outputs))
 
 
-# Programs that torch keeps for one function: every model of a process has a few of them.
-torch._dynamo.config.recompile_limit = 64
-
-
 @functools.cache
 def _compiled(model: Hashable) -> Callable[[Tensors, Tensor], Outputs]:
+    # Programs that torch keeps for one function: every model of a process has a few of them.
+    # Set here and not above, because torch's compiler takes more than a second to import.
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(cast(Model, model).__call__)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from feddm.augmentation import Augmentation, Transform, unchanged_images
 from feddm.data.examples import Examples, Members
 from feddm.formation import expanded
-from feddm.models import CHUNK, Model, Outputs, chunks
+from feddm.models import CHUNK, Around, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
 from feddm.training import Tick, ignore
 
@@ -44,25 +44,13 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(Around):
     """A model whose embedding has the squares of its numbers as well, times a factor.
 
     With it, matching means also matches second moments, and so variances.
     """
 
-    model: Model
     factor: float
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.model.shape
-
-    @property
-    def num_classes(self) -> int:
-        return self.model.num_classes
-
-    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        return self.model.init(rng)
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
         embedding, logits = self.model(params, x)

@@ -54,6 +54,24 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
+class Around:
+    """A model around another one, with the same parameters; subclasses say what it outputs."""
+
+    model: Model
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.model.shape
+
+    @property
+    def num_classes(self) -> int:
+        return self.model.num_classes
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        return self.model.init(rng)
+
+
+@dataclass(frozen=True)
 class ConvNet:
     """The ConvNet of the dataset-condensation papers.
 
