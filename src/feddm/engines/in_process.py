@@ -196,7 +196,8 @@ class _Workers:
         for worker in self._processes:
             worker.kill()
         for thread in self._threads:
-            thread.join()  # its worker is gone, so it has nothing to wait for
+            if thread.is_alive():  # Ctrl-C may have come before all of them were started
+                thread.join()  # its worker is gone, so it has nothing to wait for
         for worker in self._processes:
             worker.close()
         self._folder.cleanup()
