@@ -11,7 +11,7 @@ from feddm.data.examples import Batch, Examples
 from feddm.models import ConvNet, Model
 from feddm.seeding import generator
 from feddm.tensors import Tensors, norm, zip_map
-from feddm.training import SGD, ball, mean_gradient, shuffled_batches, train
+from feddm.training import SGD, Schedule, ball, mean_gradient, shuffled_batches, train
 from toy import TwoParameters, pixels, point
 
 MODEL = TwoParameters()
@@ -56,21 +56,27 @@ def test_chunks_do_not_change_the_gradient() -> None:
         torch.testing.assert_close(grads[name], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize(
     ("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1), (0.0, 0.2)]
 )
-def test_steps_are_those_of_torch_sgd(momentum: float, decay: float) -> None:
+def test_steps_are_those_of_torch_sgd(
+    momentum: float, decay: float, schedule: Schedule
+) -> None:
     data = Examples(pixels(1.0, -2.0, 0.5), torch.tensor([0, 1, 1]))
-    sgd = SGD(lr=0.3, epochs=4, batch_size=3, momentum=momentum, weight_decay=decay)
+    sgd = SGD(0.3, 4, batch_size=3, momentum=momentum, weight_decay=decay, schedule=schedule)
     trained = train(MODEL, point(0.5, 2.0), data, sgd, generator(0, "test"))
     leaves = {name: t.requires_grad_() for name, t in point(0.5, 2.0).items()}
     optimizer = torch.optim.SGD(
         list(leaves.values()), lr=0.3, momentum=momentum, weight_decay=decay
     )
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
     for _ in range(4):
         optimizer.zero_grad()
         F.cross_entropy(MODEL(leaves, data.x).logits, data.y).backward()
         optimizer.step()
+        if schedule == "cosine":
+            cosine.step()
     for name, leaf in leaves.items():
         torch.testing.assert_close(trained.params[name], leaf.detach())
     assert trained.steps == 4

@@ -179,6 +179,7 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         momentum=config.server.momentum,
         weight_decay=config.server.weight_decay,
         augmentation=augmentation if config.server.augment else None,
+        schedule=config.server.schedule,
     )
     union: dict[str, Any] = {
         "model": model,

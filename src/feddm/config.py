@@ -133,6 +133,9 @@ class ServerConfig(Section):
     batch_size: PositiveInt = Field(description="Synthetic images a step.")
     momentum: Fraction = Field(description="Momentum of SGD.")
     weight_decay: NonNegativeFloat = Field(description="Weight decay of SGD.")
+    schedule: Literal["constant", "cosine"] = Field(
+        description="cosine: the learning rate falls to 0 within a round."
+    )
     radius: PositiveFloat = Field(description="The weights stay so near to w_r (rho).")
     weighting: Literal["synthetic", "examples"] = Field(
         description="synthetic: every image counts the same; examples: by what it stands for."

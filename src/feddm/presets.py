@@ -38,6 +38,7 @@ _PAPER: Values = {
         "batch_size": 256,
         "momentum": 0.0,
         "weight_decay": 0.0,
+        "schedule": "constant",
         "radius": 5.0,
         "weighting": "synthetic",
         "augment": False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ Tick = Callable[[float], None]  # told the fraction of a piece of work that is d
 Gradient = Callable[[Model, Tensors, Batch], tuple[dict[str, Tensor], float]]
 Adjust = Callable[[Tensors, Tensors], Tensors]  # gradient, parameters -> gradient
 Project = Callable[[Tensors], Tensors]
+Schedule = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class SGD:
     """Settings of stochastic gradient descent; ``momentum = 0`` is the plain one.
 
     With an augmentation, every image of every batch is changed at random before it is learned.
+    With the schedule ``"cosine"``, the learning rate falls to 0 along half a wave.
     """
 
     lr: float
@@ -34,6 +37,17 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     augmentation: Augmentation | None = None
+    schedule: Schedule = "constant"
+
+    def lr_at(self, fraction: float) -> float:
+        """Returns the learning rate when this fraction of the steps is done.
+
+        >>> SGD(lr=0.2, epochs=1, batch_size=1, schedule="cosine").lr_at(0.5)
+        0.1
+        """
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * fraction)) / 2
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ def train(
     params = {name: tensor.detach().clone() for name, tensor in params.items()}
     velocity: dict[str, Tensor] | None = None
     loss, steps = float("nan"), 0
+    all_steps = sgd.epochs * math.ceil(len(data) / sgd.batch_size)
     for epoch in range(sgd.epochs):
         total = 0.0
         for index in shuffled_batches(len(data), sgd.batch_size, rng):
@@ -98,12 +113,17 @@ def train(
             if sgd.momentum and velocity is not None:
                 grads = zip_map(lambda v, g: v.mul_(sgd.momentum).add_(g), velocity, grads)
             velocity = grads
-            params = zip_map(lambda w, g: w.sub_(g, alpha=sgd.lr), params, grads)
+            params = moved_down(params, grads, sgd.lr_at(steps / all_steps))
             params = dict(project(params))
             steps += 1
         loss = total / len(data)
         tick((epoch + 1) / sgd.epochs)
     return Trained(params, loss, steps)
+
+
+def moved_down(params: Tensors, direction: Tensors, lr: float) -> dict[str, Tensor]:
+    """Returns the parameters after a step against a direction, made in place."""
+    return zip_map(lambda w, d: w.sub_(d, alpha=lr), params, direction)
 
 
 def shuffled_batches(num: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
