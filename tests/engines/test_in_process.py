@@ -1,6 +1,7 @@
 """The contract of engines, and what is particular to worker processes."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,26 @@ def test_a_worker_that_dies_is_an_error_in_one_line() -> None:
         pytest.raises(EngineError, match=r"exit code 3.*--workers"),
     ):
         sums(engine)
+
+
+def test_control_c_may_come_before_all_threads_are_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def interrupted_at_the_second(thread: threading.Thread) -> None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_at_the_second)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        InProcess(Summing(), DATA, SHARDS, 2) as engine,
+    ):
+        sums(engine)
+    assert not started[0].is_alive()
 
 
 def test_client_ticks_arrive() -> None:
