@@ -129,13 +129,27 @@ def winner_toml(algorithm: str, choice: Mapping[str, Any]) -> str:
 
 
 def write_results(
-    study: Path, cells: Sequence[Cell], rows: Sequence[Row], command: Sequence[str]
+    study: Path,
+    cells: Sequence[Cell],
+    rows: Sequence[Row],
+    command: Sequence[str],
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes the tables, and which cells by which command they are about."""
-    what = {
+    """Writes the tables, and which cells by which command they are about.
+
+    Args:
+        study: Where.
+        cells: What was run.
+        rows: What came out.
+        command: As it was typed.
+        changes: The settings that are particular to each name, if that is what is studied.
+    """
+    what: dict[str, Any] = {
         "command": shlex.join(command),
         "cells": [cell.directory(study).name for cell in cells],
     }
+    if changes is not None:
+        what["changes"] = changes
     write(study / "table.md", to_markdown(rows))
     write(study / "table.csv", to_csv(rows))
     write(study / "table.json", to_json(rows))

@@ -157,6 +157,25 @@ def test_a_file_that_names_no_algorithm_is_no_variant(tmp_path: Path) -> None:
     assert not (tmp_path / "study").exists()
 
 
+def test_ablate_compares_every_change_with_none(tmp_path: Path) -> None:
+    changes = ["none:server.epochs=1", "both:synthesis.coding=uint8,server.augment=true"]
+    options = [part for change in changes for part in ("--change", change)]
+    run("ablate", "--seeds", "0,1", "--out", str(tmp_path), *SMALL, *options)
+    rows = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    assert list(rows) == ["base", "none", "both"]
+    assert rows["base"]["difference"] is None
+    # What changes nothing gives the same bits; bytes are a quarter, with a few more of ranges.
+    assert rows["none"]["difference"] == {"name": "base", "mean": 0.0, "error": 0.0}
+    assert rows["both"]["bytes_up"] < 0.27 * rows["base"]["bytes_up"]
+    assert rows["both"]["final"] != rows["base"]["final"]
+    config = (tmp_path / "cells" / "both-seed1" / "config.toml").read_text()
+    assert tomllib.loads(config)["data"]["validation"] == 0.1
+    assert json.loads((tmp_path / "study.json").read_text())["changes"]["both"] == {
+        "synthesis.coding": "uint8",
+        "server.augment": True,
+    }
+
+
 def test_tune_survives_a_choice_that_diverges(tmp_path: Path) -> None:
     command = ["tune", "--algorithm", "fedavg", "--out", str(tmp_path), *SMALL, "--rounds", "3"]
     output = run(*command, "--grid", "local.lr=1e6,0.05")
@@ -196,6 +215,10 @@ def test_message_size_of_digits() -> None:
         (["compare", "--with", "fedavg=nowhere.toml"], "nowhere.toml"),
         (["compare", "--set", "local.momentum=0.9"], "momentum must be 0 for scaffold"),
         (["tune"], "name one with --grid"),
+        (["ablate", "--change", "mine"], "--change takes NAME:KEY=VALUE"),
+        (["ablate", "--change", "a/b:seed=1"], "--change takes NAME:KEY=VALUE"),
+        (["ablate", "--change", "mine:server.lrr=1"], "unknown key server.lrr"),
+        (["ablate", "--change", "base:server.lr=1"], "the name base twice"),
         (["tune", "--grid", "local.lr"], "--grid takes key=value"),
         (["tune", "--grid", "local.lrr=1"], "unknown key local.lrr"),
         (["tune", "--grid", "local.lr=1", "--validation", "2"], "data.validation must be"),

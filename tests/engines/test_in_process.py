@@ -99,7 +99,8 @@ def test_a_worker_that_dies_is_an_error_in_one_line() -> None:
 def test_control_c_may_come_before_all_threads_are_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start, started = threading.Thread.start, []
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
 
     def interrupted_at_the_second(thread: threading.Thread) -> None:
         if started:

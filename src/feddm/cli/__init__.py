@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from feddm.allocation import keep_freed_memory
-from feddm.cli import bench, compare, config, data, message_size, partition, run
+from feddm.cli import ablate, bench, compare, config, data, message_size, partition, run
 from feddm.errors import FedDMError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.COMPARE_EXAMPLES)(compare.compare)
 app.command(rich_help_panel=RUNNING, epilog=compare.TUNE_EXAMPLES)(compare.tune)
+app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)
 app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLES)(

@@ -91,7 +91,7 @@ def compare(
 
     cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
-    with _shown(cells, study, quiet or json) as display:
+    with shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), accuracies, against)
         write_results(study, cells, rows, command())
         display.table(rows, study)
@@ -154,7 +154,7 @@ def tune(
         for choice in choices(axes)
     ]
     study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
-    with _shown(cells, study, quiet or json) as display:
+    with shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), ())
         # What failed for a seed is no choice, however good it was for another.
         rows.sort(key=lambda row: (row.failed, -row.final.mean if row.seeds else 0.0))
@@ -246,7 +246,8 @@ def _check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:
                 )
 
 
-def _shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
+def shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
+    """Returns the display of a study."""
     from rich.console import Console
 
     from feddm.cli.study_display import StudyDisplay

@@ -1,0 +1,81 @@
+"""``feddm ablate``: what is each setting worth?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddm.cli import options
+from feddm.cli.compare import Out, command, shown
+from feddm.config import parse_settings
+from feddm.errors import ConfigError
+
+EXAMPLES = """\
+Examples:
+
+- `feddm ablate --change augment:synthesis.augment=true,server.augment=true`
+
+- `feddm ablate --dataset cifar10 --seeds 0,1 --change bytes:synthesis.coding=uint8`"""
+
+BASE = "base"
+
+
+@options.configured(without={"seed"})
+def ablate(
+    given: options.Given,
+    change: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME:KEY=VALUE,...",
+            help="Settings that are changed together, under a name; as often as you like.",
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0,1",
+    validation: Annotated[
+        float,
+        typer.Option(help="Share of the training examples that is held out; 0: the test set."),
+    ] = 0.1,
+    out: Out = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Change a few settings at a time, and see what each change is worth.
+
+    Every change is compared with the run without any, seed by seed, on training examples that
+    no client has. The same command with the same --out goes on where it was interrupted.
+    """
+    changes: dict[str, dict[str, Any]] = {BASE: {}, **_changes(change)}
+    from feddm.comparison import summarize, to_json
+    from feddm.rundir import next_free
+    from feddm.studies import Cell, run_cells, write_results
+
+    given = given.with_settings({"data.validation": validation})
+    cells = [
+        Cell(name, seed, given.with_settings(settings).resolved(seed=seed))
+        for seed in options.listed("--seeds", seeds, int, "whole numbers")
+        for name, settings in changes.items()
+    ]
+    study = out or next_free(Path("runs"), f"ablate-{cells[0].config.data.name}")
+    with shown(cells, study, quiet or json) as display:
+        rows = summarize(run_cells(cells, study, display), (), against=BASE)
+        write_results(study, cells, rows, command(), changes)
+        display.table(rows, study)
+    if json:
+        print(to_json(rows))
+
+
+def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the settings of each change from texts such as ``name:key=value,key=value``."""
+    changes: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, _, settings = text.partition(":")
+        if not re.fullmatch(r"[A-Za-z][\w.+-]*", name) or not settings.strip():
+            raise ConfigError(f"--change takes NAME:KEY=VALUE,KEY=VALUE..., got {text!r}")
+        if name == BASE or name in changes:
+            raise ConfigError(f"--change has the name {name} twice, or it is {BASE!r}")
+        changes[name] = parse_settings(settings.split(","))
+    return changes
