@@ -41,6 +41,38 @@ def test_uint8_by_hand() -> None:
     assert sent["x"].flatten().tolist()[5] in (127, 128)
 
 
+def test_uint4_by_hand() -> None:
+    # Within 2.7 deviations of their mean, so the levels go from the least to the greatest.
+    images = torch.tensor([0.0, 1.5, 0.3, 0.44, 0.0, -3.0, 0.0, 0.0]).view(1, *SHAPE)
+    sent = Coding("uint4").encode(images)
+    assert sent["low"].tolist() == [0.0, -3.0]
+    assert sent["step"].tolist() == pytest.approx([0.1, 0.2])
+    # Levels 0, 15, 3, 4 and 15, 0, 15, 15; two a byte, the first one in the upper half.
+    assert sent["x"].tolist() == [[0x0F, 0x34, 0xF0, 0xFF]]
+
+
+def test_uint4_cuts_off_what_is_rare() -> None:
+    images = torch.zeros(1, 1, 100, 100)
+    images[..., 0, 0] = 1000.0  # mean .1, deviation 10
+    images[..., 1:, :] = torch.linspace(-1, 1, 100)
+    back = Coding("uint4").rounded(images)
+    assert back.max() == pytest.approx(0.1 + 2.7 * 10.0, rel=0.01)
+
+
+def test_odd_images_are_padded() -> None:
+    images = torch.rand(3, 1, 3, 5)
+    coding = Coding("uint4")
+    sent = coding.encode(images)
+    assert sent["x"].shape == (3, 8)
+    torch.testing.assert_close(coding.decode(sent, (1, 3, 5), 3), coding.rounded(images))
+
+
+@given(pictures())
+def test_what_is_decoded_is_what_was_rounded(images: Tensor) -> None:
+    for coding in ALL:
+        assert torch.equal(there_and_back(coding, images), coding.rounded(images))
+
+
 @given(pictures())
 def test_float32_is_exact(images: Tensor) -> None:
     for packed in (False, True):
@@ -80,6 +112,8 @@ def test_bytes_are_counted_as_they_are_sent() -> None:
     assert num_bytes({"e": Coding("float32").encode(images)}) == 5 * 8 * 4
     assert num_bytes({"e": Coding("float16").encode(images)}) == 5 * 8 * 2
     assert num_bytes({"e": Coding("uint8").encode(images)}) == 5 * 8 + 2 * 2 * 4
+    assert num_bytes({"e": Coding("uint4").encode(images)}) == 5 * 4 + 2 * 2 * 4
+    assert [Coding(type_).image_bytes(SHAPE) for type_ in get_args(Type)] == [32, 16, 8, 4]
     smooth = torch.zeros(50, *SHAPE)
     assert num_bytes({"e": Coding("float32", True).encode(smooth)}) < 50
 
@@ -98,6 +132,8 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("float32"), {"x": IMAGES[0]}, "of shape"),
     (Coding("float32"), {"x": IMAGES.expand(6, *SHAPE)}, "at most 5"),
     (Coding("float32"), {"x": IMAGES / 0}, "finite"),
+    (Coding("uint4"), Coding("uint8").encode(IMAGES), "uint4 images"),
+    (Coding("uint8"), Coding("uint4").encode(IMAGES), "uint8 images"),
     (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
     (Coding("float32", True), {"x": IMAGES}, "row of bytes"),
 ]
@@ -124,9 +160,9 @@ def test_what_was_not_encoded_so_is_refused(
     ],
 )
 def test_wrong_scales_are_refused(change: dict[str, Tensor], says: str) -> None:
-    coding = Coding("uint8")
-    with pytest.raises(UploadError, match=says):
-        coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
+    for coding in (Coding("uint8"), Coding("uint4")):
+        with pytest.raises(UploadError, match=says):
+            coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
 
 
 class TestPacked:

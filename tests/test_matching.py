@@ -70,6 +70,15 @@ def test_gradient_by_hand() -> None:
     assert images.flatten().tolist() == pytest.approx([0.4, 2.4])
 
 
+def test_straight_through_by_hand() -> None:
+    # Networks see .4 and 2.4 as 0 and 2, with the gradient -40 of above; what moves is .4, 2.4.
+    images, losses = synthesize(
+        MODEL, SYNTHETIC + 0.4, SLOTS, targets(), lr=0.01, steps=1, seen=torch.round
+    )
+    assert losses == [40.0]
+    assert images.flatten().tolist() == pytest.approx([0.8, 2.8])
+
+
 def test_momentum_by_hand() -> None:
     # After the first step m = 1.4; the gradient is -(2 (4 - 2.8) + 6 (12 - 8.4)) = -24 and the
     # velocity .5 * -40 - 24 = -44.

@@ -42,6 +42,7 @@ PAPER = {
     "server.augment": False,  # none is named
     "server.replay": 0,  # only the sets of the round
     "server.replay_decay": 1.0,
+    "synthesis.rounding": "final",
     "server.schedule": "constant",
 }
 SECTIONS = ("partition.", "model.", "synthesis.", "server.")

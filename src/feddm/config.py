@@ -117,7 +117,12 @@ class SynthesisConfig(Section):
     second_moment: NonNegativeFloat = Field(
         description="Weight of the embedding's squares, matched as well; 0: means alone."
     )
-    coding: Literal["float32", "float16", "uint8"] = Field(description="How images travel.")
+    coding: Literal["float32", "float16", "uint8", "uint4"] = Field(
+        description="How images travel."
+    )
+    rounding: Literal["final", "straight-through"] = Field(
+        description="Round to the coding at the end, or see rounded images at every step."
+    )
     packed: bool = Field(description="Compress them on the way, without loss.")
     min_class_size: PositiveInt = Field(
         description="A client leaves out a class with fewer real images."

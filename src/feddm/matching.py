@@ -148,6 +148,7 @@ def synthesize(
     momentum: float = 0.0,
     steps: int,
     formation: int = 1,
+    seen: Transform = unchanged_images,
     tick: Tick = ignore,
 ) -> tuple[Tensor, list[float]]:
     """Returns the images after one step of SGD for each target, and the loss before each step.
@@ -161,6 +162,8 @@ def synthesize(
         momentum: Of SGD; 0 is the paper's.
         steps: How many steps, ``T``; 0 returns the images as they are.
         formation: Each image holds so many small ones a side.
+        seen: What networks see of the images; its derivative is taken to be 1, so that it may
+            be a step function.
         tick: Told how far the work is.
     """
     images = images.clone()
@@ -170,12 +173,13 @@ def synthesize(
     slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)
+        shown = seen(images)
         # The loss is a sum over classes, so a few classes at a time give the same gradient.
         for first, last, part in groups:
             means = ClassMeans(*(mean[first:last] for mean in target.means))
             part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, images[part], slots[part] - first, part_of_target, formation
+                model, shown[part], slots[part] - first, part_of_target, formation
             )
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
             loss += share

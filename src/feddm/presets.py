@@ -28,6 +28,7 @@ _PAPER: Values = {
         "formation": 1,
         "second_moment": 0.0,
         "coding": "float32",
+        "rounding": "final",
         "packed": False,
         "min_class_size": 10,
         "augment": False,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from feddm.algorithms.base import Upload
 from feddm.algorithms.feddm import FedDM, Synthesis
 from feddm.algorithms.union import label_dtype, united
-from feddm.coding import Coding
+from feddm.coding import Coding, Type
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.formation import expanded
@@ -375,8 +375,8 @@ def test_second_moments_by_hand() -> None:
     assert float(matching_loss(real, ours)) == 76.0
 
 
-@pytest.mark.parametrize("type_", ["float16", "uint8"])
-def test_the_server_trains_on_what_it_decoded(type_: Literal["float16", "uint8"]) -> None:
+@pytest.mark.parametrize("type_", ["float16", "uint8", "uint4"])
+def test_the_server_trains_on_what_it_decoded(type_: Type) -> None:
     coding = Coding(type_, packed=True)
     algorithm = dataclasses.replace(feddm(), coding=coding)
     sent = local(algorithm, client({2: 30, 5: 12}))

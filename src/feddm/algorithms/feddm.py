@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
-from feddm.augmentation import Augmentation
+from feddm.augmentation import Augmentation, unchanged_images
 from feddm.data.examples import Examples, Members
 from feddm.matching import Squares, Target, fresh_targets, synthesize
 from feddm.models import Model
@@ -44,6 +44,8 @@ class Synthesis:
         start: Begin with random real images, with Gaussian noise, or with the client's own
             images of the last round in which it took part.
         second_moment: Weight of the squares of the embedding, whose means are matched as well.
+        straight_through: Whether networks see the images as they will arrive, rounded, so that
+            steps correct for it; else they are rounded at the end.
         augmentation: Changes the real and the synthetic images of a network alike.
     """
 
@@ -55,6 +57,7 @@ class Synthesis:
     radius: float
     start: Literal["real", "noise", "last"]
     second_moment: float = 0.0
+    straight_through: bool = False
     augmentation: Augmentation | None = None
 
 
@@ -85,6 +88,7 @@ class FedDM(TrainsOnUnion):
             momentum=self.synthesis.momentum,
             steps=self.synthesis.steps,
             formation=self.formation,
+            seen=self.coding.rounded if self.synthesis.straight_through else unchanged_images,
             tick=tick,
         )
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}

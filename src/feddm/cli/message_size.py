@@ -87,16 +87,15 @@ def message_size(
 
 
 def _image_size(config: Config, shape: tuple[int, int, int], num_classes: int) -> ImageSize:
-    import torch
-
     from feddm.algorithms.union import label_dtype
+    from feddm.coding import Coding
     from feddm.messages import ImageSize
 
-    numbers, weight = math.prod(shape), config.server.weighting == "examples"
-    size = getattr(torch, config.synthesis.coding).itemsize
+    weight = config.server.weighting == "examples"
+    pixels = Coding(config.synthesis.coding).image_bytes(shape)
     return ImageSize(
-        floats=numbers + weight,
-        num_bytes=numbers * size + 4 * weight + label_dtype(num_classes).itemsize,
+        floats=math.prod(shape) + weight,
+        num_bytes=pixels + 4 * weight + label_dtype(num_classes).itemsize,
         holds=config.synthesis.formation**2,
     )
 
