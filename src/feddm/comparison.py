@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import statistics
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from feddm.federation import RoundRecord
+from feddm.figures import Point
 from feddm.results import finite
 
 Curve = Sequence[RoundRecord]  # of one seed; empty if the run failed
@@ -169,6 +171,12 @@ def reached(seeds: Sequence[Curve], target: float) -> Reached:
         return Reached(target, 0, None, None, None)
     rounds, up, down = (statistics.fmean(column) for column in zip(*firsts, strict=True))
     return Reached(target, len(firsts), rounds, up, down)
+
+
+def points(records: Curve) -> list[Point]:
+    """Returns where a run was after each round."""
+    sent = itertools.accumulate(record.bytes_up for record in records)
+    return [Point(b / 1e6, record.accuracy) for b, record in zip(sent, records, strict=True)]
 
 
 def legend(rows: Sequence[Row]) -> str:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feddm.errors import FedDMError, MissingExtraError
+from feddm.errors import ConfigError, FedDMError, MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Point(NamedTuple):
+    """Where a run is after a round."""
+
+    megabytes: float  # that all clients sent until then
+    accuracy: float
 
 
 def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
@@ -18,14 +30,7 @@ def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: P
         names: Names of the classes.
         path: File to write; its ending chooses the format, and without one it is a PNG.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "pictures need matplotlib: pip install 'feddm[figures]'"
-        ) from error
-
-    figure = Figure(figsize=(8, 1.2 + 0.28 * len(table)), dpi=150, layout="constrained")
+    figure = _figure(8, 1.2 + 0.28 * len(table))
     axes = figure.add_subplot()
     left = np.zeros(len(table))
     colors = _colors(len(names))
@@ -44,6 +49,60 @@ def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: P
     axes.spines[["top", "right"]].set_visible(False)
     if len(names) <= 20:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+    return _save(figure, path)
+
+
+def draw_curves(runs: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> Path:
+    """Draws accuracy by round and by what clients sent until then, and returns the file.
+
+    A line is the mean over seeds, with a band from the lowest to the highest.
+
+    Args:
+        runs: For each name and seed, a point for each round.
+        path: File to write; its ending chooses the format, and without one it is a PNG.
+    """
+    figure = _figure(9, 3.6)
+    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    for (name, seeds), color in zip(runs.items(), _colors(len(runs)), strict=True):
+        rounds = range(1, 1 + min(map(len, seeds)))
+        accuracy = np.array([[100 * p.accuracy for p in s[: len(rounds)]] for s in seeds])
+        megabytes = np.array([[p.megabytes for p in s[: len(rounds)]] for s in seeds]).mean(0)
+        for axes, x in ((by_round, np.array(rounds)), (by_bytes, megabytes)):
+            axes.plot(x, accuracy.mean(0), marker="o", markersize=3, color=color, label=name)
+            axes.fill_between(
+                x, accuracy.min(0), accuracy.max(0), color=color, alpha=0.2, linewidth=0
+            )
+    by_round.set(xlabel="round", ylabel="accuracy in %")
+    by_round.xaxis.get_major_locator().set_params(integer=True)
+    by_bytes.set(xlabel="megabytes uploaded by all clients", xscale="log")
+    for axes in (by_round, by_bytes):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    by_bytes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return _save(figure, path)
+
+
+def check_figure(path: Path) -> None:
+    """Raises an error if a picture could not be drawn there, before hours are spent on it."""
+    figure = _figure(1, 1)
+    ending = path.suffix.removeprefix(".") or "png"
+    if ending not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(f"cannot draw {path}: pictures are png, pdf or svg, not {ending}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot draw {path}: name a file in a folder that exists")
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "pictures need matplotlib: pip install 'feddm[figures]'"
+        ) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> Path:
     file = path if path.suffix else path.with_suffix(".png")
     if path.is_dir():
         raise FedDMError(f"cannot draw {path}: it is a folder; name a file in it")

@@ -42,6 +42,13 @@ def test_compare_all_six(tmp_path: Path) -> None:
     assert json.loads((study / "table.json").read_text()) == rows
 
 
+def test_compare_draws_a_figure(tmp_path: Path) -> None:
+    file = tmp_path / "curves.pdf"
+    command = ["compare", "--algorithms", "real,fedavg", "--figure", str(file), *SMALL]
+    assert f"Drawn in {file}" in run(*command, "--out", str(tmp_path / "study"))
+    assert file.read_bytes().startswith(b"%PDF")
+
+
 def test_compare_as_json_is_json_only(tmp_path: Path) -> None:
     output = run("compare", "--algorithms", "real", "--json", "--out", str(tmp_path), *SMALL)
     assert json.loads(output)[0]["name"] == "real"
@@ -214,6 +221,7 @@ def test_message_size_of_digits() -> None:
         (["compare", "--with", "fedavg"], "--with takes NAME=FILE"),
         (["compare", "--with", "fedavg=nowhere.toml"], "nowhere.toml"),
         (["compare", "--set", "local.momentum=0.9"], "momentum must be 0 for scaffold"),
+        (["compare", "--figure", "none/curves.png"], "cannot draw none/curves.png"),
         (["tune"], "name one with --grid"),
         (["ablate", "--change", "mine"], "--change takes NAME:KEY=VALUE"),
         (["ablate", "--change", "a/b:seed=1"], "--change takes NAME:KEY=VALUE"),

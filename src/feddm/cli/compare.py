@@ -65,6 +65,9 @@ def compare(
         str | None,
         typer.Option(metavar="NAME", help="Show the difference to this one, seed by seed."),
     ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw accuracy by round and by bytes: PNG, PDF or SVG.")
+    ] = None,
     out: Out = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -85,16 +88,27 @@ def compare(
         for name in names
     ]
     _check_fair(configs)
-    from feddm.comparison import summarize, to_json
+    from feddm.comparison import points, summarize, to_json
+    from feddm.figures import check_figure, draw_curves
     from feddm.rundir import next_free
     from feddm.studies import Cell, run_cells, write_results
 
+    if figure is not None:
+        check_figure(figure)
     cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
     with shown(cells, study, quiet or json) as display:
-        rows = summarize(run_cells(cells, study, display), accuracies, against)
+        results = run_cells(cells, study, display)
+        rows = summarize(results, accuracies, against)
         write_results(study, cells, rows, command())
         display.table(rows, study)
+        if figure is not None:
+            done = {
+                name: [points(records) for records in seeds if records]
+                for name, seeds in results.items()
+                if any(seeds)
+            }
+            display.say(f"Drawn in {draw_curves(done, figure)}")
     if json:
         print(to_json(rows))
 

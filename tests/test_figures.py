@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from feddm import figures
+from feddm.errors import FedDMError
+from feddm.figures import Point, check_figure, draw_curves
+
+TWO_SEEDS = {
+    "ours": [[Point(1.0, 0.4), Point(2.0, 0.5)], [Point(3.0, 0.6), Point(4.0, 0.7)]],
+    "theirs": [[Point(10.0, 0.1), Point(20.0, 0.2)]],
+}
+
+
+def points(line: Line2D) -> list[tuple[float, float]]:
+    return [(float(x), round(float(y), 6)) for x, y in np.asarray(line.get_xydata())]
+
+
+def test_curves_are_means_by_round_and_by_megabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    save = figures._save
+
+    def saved(figure: Figure, path: Path) -> Path:
+        drawn.append(figure)
+        return save(figure, path)
+
+    monkeypatch.setattr(figures, "_save", saved)
+    file = draw_curves(TWO_SEEDS, tmp_path / "curves")
+    assert file.read_bytes().startswith(b"\x89PNG\r\n")
+    by_round, by_bytes = drawn[0].axes
+    ours, theirs = by_round.lines
+    assert points(ours) == [(1, 50), (2, 60)]
+    assert points(theirs) == [(1, 10), (2, 20)]
+    assert points(by_bytes.lines[0]) == [(2, 50), (3, 60)]
+    assert by_bytes.get_xscale() == "log"
+    assert by_bytes.get_legend_handles_labels()[1] == ["ours", "theirs"]
+
+
+def test_a_run_that_is_shorter_shortens_the_mean(tmp_path: Path) -> None:
+    seeds = [TWO_SEEDS["ours"][0], TWO_SEEDS["ours"][1][:1]]
+    assert draw_curves({"ours": seeds}, tmp_path / "c.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("name", ["none/c.png", "c.docx", "."])
+def test_where_nothing_can_be_drawn_is_told_before(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FedDMError, match="cannot draw"):
+        check_figure(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["c", "c.png", "c.pdf", "c.svg"])
+def test_where_it_can(tmp_path: Path, name: str) -> None:
+    check_figure(tmp_path / name)
