@@ -98,22 +98,29 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
             "model": {"depth": 2},
             "synthesis": {"min_class_size": 5},
             "local": {"batch_size": 16},
-            **_DIGITS,
         },
-        "mnist": _DIGITS,
         "fashion-mnist": {"synthesis": _VARIED},
         "cifar10": {"synthesis": _VARIED},
-        "cifar100": {"synthesis": {**_VARIED, "images_per_class": 5}},
+        "cifar100": {"synthesis": _VARIED},
     },
 }
+
+# Each preset is what it says over those that stand before it.
+_LAYERS = {
+    "paper": ("paper",),
+    "quick": ("paper", "quick"),
+}
+_GENERAL = {"paper": _PAPER, "quick": _QUICK}
 
 PRESETS = ("quick", "paper")
 
 
 def preset_values(preset: str, algorithm: str, dataset: str, model: str = "") -> Values:
     """Returns the values of a preset for an algorithm, a data set and a model."""
-    values = _PAPER if preset == "paper" else merged(_PAPER, _QUICK)
-    values = merged(values, _BY_DATASET[preset].get(dataset, {}))
+    values: Values = {}
+    for layer in _LAYERS[preset]:
+        values = merged(values, _GENERAL[layer])
+        values = merged(values, _BY_DATASET[layer].get(dataset, {}))
     values = merged(values, _BY_ALGORITHM.get(algorithm, {}))
     return merged(values, _BY_MODEL.get(model, {}))
 
