@@ -89,6 +89,15 @@ def test_momentum_by_hand() -> None:
     assert images.flatten().tolist() == pytest.approx([0.84, 2.84])
 
 
+def test_cosine_by_hand() -> None:
+    # Of two steps the first is whole and the second, at half of the way, is half: 24 / 2.
+    images, losses = synthesize(
+        MODEL, SYNTHETIC, SLOTS, targets() * 2, lr=0.01, schedule="cosine", steps=2
+    )
+    assert losses == pytest.approx([40.0, 1.2**2 + 3.6**2])
+    assert images.flatten().tolist() == pytest.approx([0.52, 2.52])
+
+
 def test_no_step_leaves_the_images_and_draws_no_network() -> None:
     images, losses = synthesize(MODEL, SYNTHETIC, SLOTS, iter(()), lr=1.0, steps=0)
     assert torch.equal(images, SYNTHETIC)

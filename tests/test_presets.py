@@ -44,6 +44,7 @@ PAPER = {
     "server.replay_decay": 1.0,
     "synthesis.rounding": "final",
     "server.schedule": "constant",
+    "synthesis.schedule": "constant",
 }
 SECTIONS = ("partition.", "model.", "synthesis.", "server.")
 

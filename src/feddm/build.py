@@ -210,6 +210,7 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
         radius=config.radius,
         start=config.start,
         second_moment=config.second_moment,
+        schedule=config.schedule,
         straight_through=config.rounding == "straight-through",
         augmentation=augmentation if config.augment else None,
     )

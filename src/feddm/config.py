@@ -101,6 +101,9 @@ class SynthesisConfig(Section):
     steps: NonNegativeInt = Field(description="Steps on the images (T); 0 sends the start.")
     lr: PositiveFloat = Field(description="Learning rate on the images (eta_c).")
     momentum: Fraction = Field(description="Momentum on the images.")
+    schedule: Literal["constant", "cosine"] = Field(
+        description="cosine: the learning rate falls to 0 within a round."
+    )
     networks: PositiveInt | Literal["fresh"] = Field(
         description="Networks sampled once and used in turn; fresh: a new one every step."
     )

@@ -22,7 +22,7 @@ from feddm.data.examples import Examples, Members
 from feddm.formation import expanded
 from feddm.models import CHUNK, Around, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
-from feddm.training import Tick, ignore
+from feddm.training import Schedule, Tick, ignore, share_at
 
 
 class ClassMeans(NamedTuple):
@@ -146,6 +146,7 @@ def synthesize(
     *,
     lr: float,
     momentum: float = 0.0,
+    schedule: Schedule = "constant",
     steps: int,
     formation: int = 1,
     seen: Transform = unchanged_images,
@@ -160,6 +161,7 @@ def synthesize(
         targets: A network and the real means for each step; those beyond `steps` are not drawn.
         lr: Learning rate on the images, ``eta_c``.
         momentum: Of SGD; 0 is the paper's.
+        schedule: How the learning rate goes on.
         steps: How many steps, ``T``; 0 returns the images as they are.
         formation: Each image holds so many small ones a side.
         seen: What networks see of the images; its derivative is taken to be 1, so that it may
@@ -174,6 +176,7 @@ def synthesize(
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)
         shown = seen(images)
+        lr_now = lr * share_at(schedule, step / steps)
         # The loss is a sum over classes, so a few classes at a time give the same gradient.
         for first, last, part in groups:
             means = ClassMeans(*(mean[first:last] for mean in target.means))
@@ -181,7 +184,7 @@ def synthesize(
             gradient, share = image_gradient(
                 model, shown[part], slots[part] - first, part_of_target, formation
             )
-            images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
+            images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr_now)
             loss += share
         losses.append(loss)
         tick((step + 1) / steps)

@@ -21,6 +21,7 @@ _PAPER: Values = {
         "steps": 1000,
         "lr": 1.0,
         "momentum": 0.0,
+        "schedule": "constant",
         "networks": "fresh",
         "real_batch": 256,
         "radius": 5.0,

@@ -26,7 +26,7 @@ from feddm.data.examples import Examples, Members
 from feddm.matching import Squares, Target, fresh_targets, synthesize
 from feddm.models import Model
 from feddm.tensors import Records
-from feddm.training import Tick
+from feddm.training import Schedule, Tick
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Synthesis:
         steps: Steps of SGD on the images, ``T``; 0 sends the start itself, which is REAL.
         lr: Learning rate on the images, ``eta_c``.
         momentum: Momentum of SGD on the images.
+        schedule: How the learning rate goes on within a round.
         networks: How many networks to sample and then use in turn; ``None`` takes a fresh one
             for every step, which is the paper's way.
         real_batch: Real images of a class that a network sees; ``None`` shows it all of them.
@@ -57,6 +58,7 @@ class Synthesis:
     radius: float
     start: Literal["real", "noise", "last"]
     second_moment: float = 0.0
+    schedule: Schedule = "constant"
     straight_through: bool = False
     augmentation: Augmentation | None = None
 
@@ -86,6 +88,7 @@ class FedDM(TrainsOnUnion):
             self._targets(download, data, members, rng),
             lr=self.synthesis.lr,
             momentum=self.synthesis.momentum,
+            schedule=self.synthesis.schedule,
             steps=self.synthesis.steps,
             formation=self.formation,
             seen=self.coding.rounded if self.synthesis.straight_through else unchanged_images,
