@@ -65,6 +65,58 @@ study-quick: dev  ## how many networks and steps, on a validation split
 	$(BIN)/feddm tune --algorithm feddm --dataset cifar10 --alpha 0.5 --rounds 1 --grid synthesis.networks=4,8 --grid synthesis.steps=50,100 --compile on --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+# Beyond the paper: which settings pay, at what price, and against whom.
+CIFAR = --dataset cifar10 --alpha 0.5 --compile on
+
+study-ablation: dev  ## what each setting is worth, on a validation split
+	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 2 --seeds 0,1 \
+	    --change real:algorithm=real \
+	    --change matching-augmented:synthesis.augment=true \
+	    --change server-augmented:server.augment=true \
+	    --change augmented:synthesis.augment=true,server.augment=true \
+	    --change cosine:server.schedule=cosine \
+	    --change short:synthesis.lr=1,synthesis.steps=25,synthesis.networks=4 \
+	    --change formation:synthesis.formation=2,synthesis.steps=25 \
+	    --change uint8:synthesis.coding=uint8 \
+	    --change uint4:synthesis.coding=uint4,synthesis.packed=true \
+	    --change straight-through:synthesis.coding=uint4,synthesis.packed=true,synthesis.rounding=straight-through \
+	    --change second-moment:synthesis.second_moment=1 \
+	    --change last:synthesis.start=last \
+	    --change replay:server.replay=3 \
+	    --change best:preset=best \
+	    --change best-real:preset=best,algorithm=real \
+	    --change small:preset=small \
+	    --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
+
+study-best: dev  ## best against quick and REAL, on the test set
+	$(BEST) --alpha 0.5 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-best-skewed: dev  ## the same, with skewed clients
+	$(BEST) --alpha 0.1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-uint8: dev  ## are bytes as good as floats?
+	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2,3,4 --validation 0 --change uint8:synthesis.coding=uint8 --change uint4:synthesis.coding=uint4 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+TUNE = $(BIN)/feddm tune $(CIFAR) --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64
+
+study-tune-fedavg: dev  ## the learning rate of FedAvg
+	$(TUNE) --algorithm fedavg --grid local.lr=0.01,0.03,0.1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-tune-scaffold: dev  ## the learning rate of SCAFFOLD
+	$(TUNE) --algorithm scaffold --grid local.lr=0.05,0.1,0.3 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, a night
+	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms best,small,fedavg,scaffold --with best=docs/studies/best.toml --with small=docs/studies/small.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-bench: dev  ## how fast it is
 	$(BIN)/feddm bench --out runs/bench.json
 	$(BIN)/python scripts/record bench runs/bench.json

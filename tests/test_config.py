@@ -171,9 +171,12 @@ class TestMistakes:
                 {"rounds": 5, "rounds.first": 5},
                 "rounds.first cannot be set: rounds is a value, not a section",
             ),
-            ({"preset": "papre"}, "preset must be one of quick, paper, got 'papre'"),
-            ({"preset": 0}, "preset must be one of quick, paper, got 0"),
-            ({"preset": ""}, "preset must be one of quick, paper, got ''"),
+            (
+                {"preset": "papre"},
+                "preset must be one of quick, best, small, paper, got 'papre'",
+            ),
+            ({"preset": 0}, "preset must be one of quick, best, small, paper, got 0"),
+            ({"preset": ""}, "preset must be one of quick, best, small, paper, got ''"),
         ],
         ids=str,
     )
@@ -191,9 +194,13 @@ class TestMistakes:
             ConfigError, match=r"^unknown key server\.epoch \(did you mean epochs\?\)"
         ):
             resolve({"server": {"epoch": 3}})
-        with pytest.raises(ConfigError, match=r"^preset must be one of quick, paper, got 0$"):
+        with pytest.raises(
+            ConfigError, match=r"^preset must be one of quick, best, small, paper, got 0$"
+        ):
             resolve({"preset": 0})
-        with pytest.raises(ConfigError, match=r"^preset must be one of quick, paper, got ''$"):
+        with pytest.raises(
+            ConfigError, match=r"^preset must be one of quick, best, small, paper, got ''$"
+        ):
             resolve(preset="")
 
     def test_a_value_that_a_later_layer_replaces_does_no_harm(self) -> None:

@@ -101,6 +101,27 @@ def test_quick_differs_from_the_paper_only_in_what_makes_it_cheap() -> None:
     assert (quick["synthesis.networks"], PAPER["synthesis.steps"]) == (8, 1000)
 
 
+@pytest.mark.parametrize("name", ["best", "small"])
+@pytest.mark.parametrize("algorithm", ["feddm", "scaffold", "real"])
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100"])
+def test_presets_beyond_the_paper_are_for_every_data_set(
+    name: str, algorithm: str, dataset: str
+) -> None:
+    config = resolve(preset=name, options={"dataset": dataset, "algorithm": algorithm})
+    assert (config.model.width, config.server.augment) == (128, True)
+    assert config.augmentation.flip == (dataset not in ("digits", "mnist"))
+
+
+@pytest.mark.parametrize(("name", "share"), [("best", 1 / 4), ("small", 1 / 10)])
+def test_presets_send_no_more_than_their_share(name: str, share: float) -> None:
+    # Ten clients with 87 pairs of a client and a class, as in the paper's table, and float32
+    # weights. What is packed was seen to be at most .7 of four bits a number; labels as bytes.
+    config = resolve(preset=name, options={"dataset": "cifar10"})
+    images = 87 * config.synthesis.images_per_class
+    assert (config.synthesis.coding, config.synthesis.packed) == ("uint4", True)
+    assert images * (0.7 * 3072 / 2 + 1) < share * 10 * 4 * 320_010
+
+
 def test_merged_leaves_its_arguments_unchanged() -> None:
     under: dict[str, Any] = {"a": {"b": 1}, "c": 2}
     over: dict[str, Any] = {"a": {"d": 3}, "e": 4}

@@ -205,7 +205,9 @@ class Config(Section):
     """Everything that decides what a run computes."""
 
     algorithm: Algorithm = Field("feddm", description="What clients and server do.")
-    preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
+    preset: Literal["quick", "best", "small", "paper"] = Field(
+        "quick", description="Values under all others."
+    )
     seed: NonNegativeInt = Field(0, description="Everything random comes from it.")
     rounds: PositiveInt = Field(description="Rounds of communication.")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(

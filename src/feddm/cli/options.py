@@ -57,7 +57,7 @@ CONFIGURATION: dict[str, Any] = {
     "data_dir": DataDir,
     "preset": Annotated[
         str | None,
-        typer.Option(help=f"{' or '.join(PRESETS)}: over a file, under the options."),
+        typer.Option(help=f"One of {', '.join(PRESETS)}: over a file, under the options."),
     ],
     "settings": Annotated[
         list[str] | None,
