@@ -75,6 +75,7 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --change server-augmented:server.augment=true \
 	    --change augmented:synthesis.augment=true,server.augment=true \
 	    --change cosine:server.schedule=cosine \
+	    --change small-batches:server.batch_size=64,server.lr=0.03 \
 	    --change short:synthesis.lr=1,synthesis.steps=25,synthesis.networks=4 \
 	    --change formation:synthesis.formation=2,synthesis.steps=25 \
 	    --change uint8:synthesis.coding=uint8 \
@@ -82,9 +83,10 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --change straight-through:synthesis.coding=uint4,synthesis.packed=true,synthesis.rounding=straight-through \
 	    --change second-moment:synthesis.second_moment=1 \
 	    --change last:synthesis.start=last \
-	    --change replay:server.replay=3 \
+	    --change replay:server.replay=2 \
 	    --change best:preset=best \
 	    --change best-real:preset=best,algorithm=real \
+	    --change best-far:preset=best,server.radius=10 \
 	    --change small:preset=small \
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@

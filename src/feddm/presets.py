@@ -96,11 +96,18 @@ _BEST: Values = {
         "packed": True,
         "augment": True,
     },
-    "server": {"epochs": 20, "schedule": "cosine", "augment": True, "replay": 3},
+    "server": {
+        "lr": 0.03,
+        "epochs": 10,
+        "batch_size": 64,
+        "schedule": "cosine",
+        "augment": True,
+        "replay": 2,
+    },
     "local": {"lr": 0.03, "epochs": 5, "batch_size": 64},
 }
 
-_SMALL: Values = {"synthesis": {"images_per_class": 13}}
+_SMALL: Values = {"synthesis": {"images_per_class": 13}, "server": {"epochs": 20}}
 
 # SCAFFOLD is defined for plain SGD.
 _BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
