@@ -1,4 +1,5 @@
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,11 @@ class TestLayers:
 
 
 KEYS = ", ".join(sorted(Config.model_fields))
+KEYS_OF_VALUES = [
+    f"{name}.{below}" if isinstance(value, dict) else name
+    for name, value in resolve().model_dump().items()
+    for below in (value if isinstance(value, dict) else [""])
+]
 
 
 class TestMistakes:
@@ -160,6 +166,7 @@ class TestMistakes:
                 "clients and void class means and privacy; use instance or group",
             ),
             ({"model.norm": "layer"}, "model.norm must be one of instance, group, got 'layer'"),
+            ({"server.augment": "yes"}, "server.augment must be true or false, got 'yes'"),
             ({"data.name": 5}, "data.name must be a text, got 5"),
             ({"server": 5}, "server must be a section, got 5"),
             ({"data": "mnist"}, "data must be a section, got 'mnist'"),
@@ -184,6 +191,12 @@ class TestMistakes:
         with pytest.raises(ConfigError) as raised:
             resolve(settings=settings)
         assert str(raised.value) == sentence
+
+    @pytest.mark.parametrize("key", KEYS_OF_VALUES)
+    def test_every_key_has_a_sentence(self, key: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            resolve(settings={key: ["nonsense"]})
+        assert re.fullmatch(rf"{key} must be .+, got \['nonsense'\]", str(raised.value))
 
     def test_another_algorithm(self) -> None:
         with pytest.raises(ConfigError, match=r"^algorithm must be .*feddm.*, got 'fedsgd'$"):

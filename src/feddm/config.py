@@ -406,7 +406,12 @@ def _words(rule: Mapping[str, Any]) -> str:
         return str(rule["const"])
     if "enum" in rule:
         return "one of " + ", ".join(rule["enum"])
-    kind = {"integer": "a whole number", "number": "a number", "string": "a text"}[rule["type"]]
+    kind = {
+        "boolean": "true or false",
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "a text",
+    }[rule["type"]]
     if "exclusiveMinimum" in rule:
         positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
         low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"
