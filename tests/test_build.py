@@ -5,7 +5,15 @@ import torch
 
 from feddm.acceleration import Accelerated
 from feddm.algorithms.feddm import FedDM
-from feddm.build import Setup, build, build_algorithm, build_dataset, fingerprint, num_workers
+from feddm.build import (
+    Setup,
+    build,
+    build_algorithm,
+    build_dataset,
+    check,
+    fingerprint,
+    num_workers,
+)
 from feddm.config import DataConfig, RuntimeConfig, resolve
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
@@ -91,6 +99,18 @@ class TestFormation:
         with pytest.raises(ConfigError) as raised:
             build(resolve(settings=settings))
         assert str(raised.value) == says
+
+    def test_is_nothing_to_those_that_send_no_images(self) -> None:
+        for algorithm in ("fedavg", "scaffold"):
+            check(
+                resolve(options={"algorithm": algorithm}, settings={"synthesis.formation": 3})
+            )
+        with pytest.raises(ConfigError, match="must divide"):
+            check(resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3}))
+
+    def test_needs_no_data(self) -> None:
+        with pytest.raises(ConfigError, match="28 and 28; got 3"):
+            check(resolve(options={"dataset": "mnist"}, settings={"synthesis.formation": 3}))
 
     def test_just_enough(self) -> None:
         settings = {"synthesis.formation": 4, "synthesis.min_class_size": 16}
