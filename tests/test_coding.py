@@ -114,6 +114,8 @@ def test_bytes_are_counted_as_they_are_sent() -> None:
     assert num_bytes({"e": Coding("uint8").encode(images)}) == 5 * 8 + 2 * 2 * 4
     assert num_bytes({"e": Coding("uint4").encode(images)}) == 5 * 4 + 2 * 2 * 4
     assert [Coding(type_).image_bytes(SHAPE) for type_ in get_args(Type)] == [32, 16, 8, 4]
+    # In each channel one number for the lowest level, and one for the step.
+    assert [Coding(type_).range_bytes(2) for type_ in get_args(Type)] == [0, 0, 16, 16]
     smooth = torch.zeros(50, *SHAPE)
     assert num_bytes({"e": Coding("float32", True).encode(smooth)}) < 50
 

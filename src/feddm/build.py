@@ -88,10 +88,11 @@ def check(config: Config) -> None:
     info = describe(config.data.name)
     check_precision(config.runtime.precision, find_device(config.runtime.device))
     if config.algorithm in ("feddm", "real"):  # others send no images
-        _check_formation(config.synthesis, info.shape)
+        check_formation(config.synthesis, info.shape)
 
 
-def _check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
+def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
+    """Raises `ConfigError` unless images of that shape can hold as many as is asked for."""
     factor, (_, height, width) = config.formation, shape
     if height % factor or width % factor:
         raise ConfigError(

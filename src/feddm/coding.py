@@ -61,6 +61,10 @@ class Coding:
         """Returns the bytes of an image before it is packed."""
         return math.prod(self.sent_shape(shape)) * _DTYPES[self.type].itemsize
 
+    def range_bytes(self, channels: int) -> int:
+        """Returns the bytes that say where levels lie, once for all images of a client."""
+        return 2 * torch.float32.itemsize * channels if self.type in _TOP_LEVEL else 0
+
     def encode(self, images: Tensor) -> dict[str, Tensor]:
         """Returns what is sent for images of shape (n, channels, height, width)."""
         sent: dict[str, Tensor] = {}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tiny
+from feddm import messages
 from feddm.cli import app
 from feddm.errors import ConfigError
 
@@ -199,9 +201,70 @@ def test_message_size_of_digits() -> None:
     assert rows[0]["num_bytes"] == pytest.approx(rows[0]["floats"] / 64 * (4 * 64 + 1))
     short = ["--set", "synthesis.coding=uint8", "--set", "server.weighting=examples"]
     coded = json.loads(run("message-size", "--splits", "3", "--alpha", "0.5", *short, "--json"))
-    assert coded[0]["num_bytes"] == pytest.approx(coded[0]["floats"] / 65 * (64 + 4 + 1))
+    # And the range of one channel for each of ten clients.
+    images = coded[0]["floats"] / 65
+    assert coded[0]["num_bytes"] == pytest.approx(images * (64 + 4 + 1) + 10 * 8)
     assert rows[0]["paper"] is None
     assert "exact" in run("message-size", "--splits", "2", "--alpha", "0.5")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"synthesis.coding": "uint4", "server.weighting": "examples"},
+        {"synthesis.formation": 2, "synthesis.coding": "float16"},
+        {"synthesis.start": "noise", "synthesis.formation": 2, "synthesis.coding": "uint8"},
+    ],
+    ids=str,
+)
+def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
+    settings = tiny.SETTINGS | settings
+    sent = [
+        tiny.run_tiny(rounds=1, seed=seed, set=settings).records[0].bytes_up for seed in (0, 1)
+    ]
+    given = [f"--set={key}={value}" for key, value in settings.items()]
+    split = ["--clients", str(tiny.CLIENTS), "--alpha", "0.5", "--splits", "2", "--json"]
+    rows = json.loads(run("message-size", "--preset", "quick", *split, *given))
+    assert rows[0]["num_bytes"] == sum(sent) / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images", "models"),
+    [
+        ([], 123, 456),
+        (["--width", "32"], 123, None),
+        (["--clients", "9"], None, None),
+        (["--ipc", "9"], None, 456),
+        (["--set", "synthesis.coding=float16"], None, 456),
+        (["--set", "synthesis.formation=2"], None, 456),
+        (["--set", "synthesis.min_class_size=9"], None, 456),
+        (["--set", "partition.scheme=dirichlet-plain"], None, 456),
+    ],
+)
+def test_message_size_shows_the_papers_figures_only_beside_its_settings(
+    arguments: list[str],
+    images: int | None,
+    models: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if the paper's table had a line for the digits.
+    monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})
+    monkeypatch.setitem(messages.PAPER_BASELINE, "digits", 456)
+    command = ["message-size", "--splits", "2", "--alpha", "0.5", "--json"]
+    rows = json.loads(run(*command, *arguments))
+    assert (rows[0]["paper"], rows[1]["paper"]) == (images, models)
+
+
+def test_message_size_is_before_packing() -> None:
+    command = ["message-size", "--splits", "2", "--alpha", "0.5"]
+    assert "packing" not in run(*command)
+    assert ", before packing\n" in run(*command, "--set", "synthesis.packed=true")
+
+
+def test_message_size_of_images_that_cannot_hold_others() -> None:
+    with pytest.raises(ConfigError, match="must divide the sides"):
+        run("message-size", "--set", "synthesis.formation=3")
 
 
 @pytest.mark.parametrize(
