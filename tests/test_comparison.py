@@ -96,6 +96,13 @@ def test_rows_come_back_from_json() -> None:
     assert "| c (2 failed) | - |" in to_markdown(back)
 
 
+def test_the_legend_is_about_the_columns_that_there_are() -> None:
+    assert "`to 90 %`" in to_markdown(summarize({"a": [run(0.5)]}, [0.9]))
+    assert "`to" not in to_markdown(summarize({"a": [run(0.5)]}, []))
+    runs = {"a": [run(0.5)], "b": [run(0.5)]}
+    assert "`less a`" in to_markdown(summarize(runs, [], against="a"))
+
+
 class TestDifference:
     def test_by_hand(self) -> None:
         # Differences .1, .3 and .2: mean .2, deviation .1 over n - 1, by the root of three.

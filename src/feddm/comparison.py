@@ -187,11 +187,15 @@ def legend(rows: Sequence[Row]) -> str:
         "error. "
         for name in _others(rows)
     )
+    targets = (
+        "`to 90 %`: rounds, and megabytes that all clients sent, until it was reached; (1/3) "
+        "if only one of three seeds did. "
+        if any(row.reached for row in rows)
+        else ""
+    )
     return (
-        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}`to 90 %`: "
-        "rounds, and megabytes that all clients sent, until it was reached; (1/3) if only one "
-        "of three seeds did. MB up and down and computing seconds of all clients are for one "
-        "round."
+        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{targets}"
+        "MB up and down and computing seconds of all clients are for one round."
     )
 
 
