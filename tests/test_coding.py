@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
+from feddm import coding as coding_
 from feddm.coding import Coding, Type
 from feddm.errors import UploadError
 from feddm.tensors import num_bytes
@@ -42,7 +43,7 @@ def test_uint8_by_hand() -> None:
 
 
 def test_uint4_by_hand() -> None:
-    # Within 2.7 deviations of their mean, so the levels go from the least to the greatest.
+    # Within 2.51 deviations of their mean, so the levels go from the least to the greatest.
     images = torch.tensor([0.0, 1.5, 0.3, 0.44, 0.0, -3.0, 0.0, 0.0]).view(1, *SHAPE)
     sent = Coding("uint4").encode(images)
     assert sent["low"].tolist() == [0.0, -3.0]
@@ -56,7 +57,20 @@ def test_uint4_cuts_off_what_is_rare() -> None:
     images[..., 0, 0] = 1000.0  # mean .1, deviation 10
     images[..., 1:, :] = torch.linspace(-1, 1, 100)
     back = Coding("uint4").rounded(images)
-    assert back.max() == pytest.approx(0.1 + 2.7 * 10.0, rel=0.01)
+    assert back.max() == pytest.approx(0.1 + 2.51 * 10.0, rel=0.01)
+
+
+def test_uint4_has_the_least_error_for_gaussian_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Max (1960): 16 levels are best .3352 deviations apart, the outer ones 7.5 * .3352 = 2.514
+    # from the mean.
+    share = (torch.arange(250_000, dtype=torch.float64) + 0.5) / 250_000
+    images = torch.special.ndtri(share).float().view(1, 1, 500, 500)
+    errors = {}
+    for reach in (2.41, coding_._DEVIATIONS["uint4"], 2.61):
+        monkeypatch.setitem(coding_._DEVIATIONS, "uint4", reach)
+        errors[reach] = float((Coding("uint4").rounded(images) - images).square().mean())
+    assert min(errors, key=errors.__getitem__) == 2.51
+    assert errors[2.51] == pytest.approx(0.01154, abs=1e-5)  # from Max's table
 
 
 def test_odd_images_are_padded() -> None:
