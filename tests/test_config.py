@@ -2,15 +2,30 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve, schema
+from feddm.acceleration import Precision
+from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.coding import Type
+from feddm.config import (
+    OPTIONS,
+    Config,
+    RuntimeConfig,
+    ServerConfig,
+    SynthesisConfig,
+    load_toml,
+    parse_settings,
+    resolve,
+    schema,
+)
 from feddm.errors import ConfigError
+from feddm.presets import PRESETS
+from feddm.training import Schedule
 
 
 def value_at(config: Config, key: str) -> Any:
@@ -316,6 +331,22 @@ def test_a_file_that_was_written_is_complete(
     # Whatever the presets become.
     monkeypatch.setattr("feddm.config.preset_values", lambda *arguments: {"rounds": 99})
     assert resolve(load_toml(path)) == config
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    return get_args(section.model_fields[key].annotation)
+
+
+def test_choices_are_those_of_the_code_that_they_are_for() -> None:
+    # Written out in the configuration, which imports none of that code.
+    assert choices(Config, "preset") == PRESETS
+    assert choices(SynthesisConfig, "schedule") == get_args(Schedule)
+    assert choices(ServerConfig, "schedule") == get_args(Schedule)
+    assert choices(SynthesisConfig, "coding") == get_args(Type)
+    hints = get_type_hints(Synthesis)
+    assert choices(SynthesisConfig, "start") == get_args(hints["start"])
+    assert choices(ServerConfig, "weighting") == get_args(get_type_hints(FedDM)["weighting"])
+    assert choices(RuntimeConfig, "precision") == get_args(Precision)
 
 
 class TestSchema:

@@ -36,7 +36,7 @@ class TrainsOnUnion:
         coding: How images travel.
         formation: Each image that travels holds so many small ones a side.
         replay: The server trains on the sets of so many earlier rounds too.
-        replay_decay: A set counts so much less with every round of its age.
+        replay_decay: The weight of a set is times this for every round of its age.
     """
 
     model: Model
