@@ -147,7 +147,10 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("float16"), {"x": IMAGES}, "float16 images"),
     (Coding("float32"), {"x": IMAGES[0]}, "of shape"),
     (Coding("float32"), {"x": IMAGES.expand(6, *SHAPE)}, "at most 5"),
-    (Coding("float32"), {"x": IMAGES / 0}, "finite"),
+    (Coding("float32"), {"x": IMAGES / 0}, "from -10000 to 10000"),
+    (Coding("float32"), {"x": IMAGES + 10_001}, "from -10000 to 10000"),
+    (Coding("float32"), {"x": IMAGES - 10_001}, "from -10000 to 10000"),
+    (Coding("float16"), {"x": (IMAGES + 20_000).half()}, "from -10000 to 10000"),
     (Coding("uint4"), Coding("uint8").encode(IMAGES), "uint4 images"),
     (Coding("uint8"), Coding("uint4").encode(IMAGES), "uint8 images"),
     (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
@@ -169,8 +172,10 @@ def test_what_was_not_encoded_so_is_refused(
         ({"step": torch.zeros(2)}, "above 0"),
         ({"step": torch.tensor([1.0, torch.nan])}, "above 0"),
         ({"step": torch.tensor([1.0, -1.0])}, "above 0"),
-        ({"step": torch.tensor([1.0, torch.inf])}, "finite"),
-        ({"low": torch.tensor([0.0, torch.inf])}, "finite"),
+        ({"step": torch.tensor([1.0, torch.inf])}, "from -10000"),
+        ({"step": torch.tensor([1.0, 3e38])}, "from -10000"),
+        ({"low": torch.tensor([0.0, torch.inf])}, "from -10000"),
+        ({"low": torch.tensor([-10_001.0, 0.0])}, "from -10000"),
         ({"low": torch.zeros(3)}, "a channel"),
         ({"low": torch.zeros(2, dtype=torch.float64)}, "a channel"),
     ],
@@ -179,6 +184,11 @@ def test_wrong_scales_are_refused(change: dict[str, Tensor], says: str) -> None:
     for coding in (Coding("uint8"), Coding("uint4")):
         with pytest.raises(UploadError, match=says):
             coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
+
+
+def test_the_largest_pixels_are_taken() -> None:
+    images = torch.tensor([-1e4, 1e4]).repeat(4).view(1, *SHAPE)
+    assert torch.equal(there_and_back(Coding("float32"), images), images)
 
 
 class TestPacked:

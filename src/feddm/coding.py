@@ -20,6 +20,10 @@ from feddm.tensors import Tensors
 
 Type = Literal["float32", "float16", "uint8", "uint4"]
 
+# Pixels are normalized to a few units. Squares and means of much larger ones could overflow,
+# and one client would spoil a round.
+LARGEST_PIXEL = 1e4
+
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -114,8 +118,10 @@ class Coding:
             if not step.gt(0).all():
                 raise UploadError("a step is above 0")
             images = _wide(low) + _wide(step) * images
-        if not images.isfinite().all():
-            raise UploadError("an upload has finite pixels only")
+        if not images.abs().le(LARGEST_PIXEL).all():
+            raise UploadError(
+                f"an upload has pixels from -{LARGEST_PIXEL:g} to {LARGEST_PIXEL:g}"
+            )
         return images
 
     def _range(self, images: Tensor) -> tuple[Tensor, Tensor]:
