@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from feddm.acceleration import Accelerated
-from feddm.build import Setup, build, build_dataset, fingerprint, num_workers
+from feddm.algorithms.feddm import FedDM
+from feddm.build import (
+    Setup,
+    build,
+    build_algorithm,
+    build_dataset,
+    check,
+    fingerprint,
+    num_workers,
+)
 from feddm.config import DataConfig, RuntimeConfig, resolve
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
@@ -12,6 +21,7 @@ from feddm.data.examples import Examples
 from feddm.errors import ConfigError
 from feddm.models import ConvNet
 from feddm.tensors import CPU
+from tiny import SETTINGS, run_tiny
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -65,6 +75,108 @@ def test_workers_are_never_more_than_clients() -> None:
     assert num_workers(RuntimeConfig(workers=8), 3) == 3
     assert num_workers(RuntimeConfig(workers=2), 3) == 2
     assert num_workers(RuntimeConfig(), 1) == 1
+
+
+class TestFormation:
+    """Whether images can hold others depends on their sides and on how many there are."""
+
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            (
+                {"synthesis.formation": 3},
+                "synthesis.formation must divide the sides of an image, 8 and 8; got 3",
+            ),
+            (
+                {"synthesis.formation": 4, "synthesis.min_class_size": 15},
+                "synthesis.formation 4 puts 16 real images into one, so "
+                "synthesis.min_class_size must be at least that, got 15",
+            ),
+        ],
+        ids=str,
+    )
+    def test_refused(self, settings: dict[str, Any], says: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            build(resolve(settings=settings))
+        assert str(raised.value) == says
+
+    def test_is_nothing_to_those_that_send_no_images(self) -> None:
+        for algorithm in ("fedavg", "scaffold"):
+            check(
+                resolve(options={"algorithm": algorithm}, settings={"synthesis.formation": 3})
+            )
+        with pytest.raises(ConfigError, match="must divide"):
+            check(resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3}))
+
+    def test_needs_no_data(self) -> None:
+        with pytest.raises(ConfigError, match="28 and 28; got 3"):
+            check(resolve(options={"dataset": "mnist"}, settings={"synthesis.formation": 3}))
+
+    def test_just_enough(self) -> None:
+        settings = {"synthesis.formation": 4, "synthesis.min_class_size": 16}
+        algorithm = build(resolve(settings=settings)).algorithm
+        assert isinstance(algorithm, FedDM)
+        assert algorithm.formation == 4
+
+
+# A setting, its value, and the value of a field of the algorithm that is built with it.
+REACHED: list[tuple[str, Any, str, Any]] = [
+    ("synthesis.second_moment", 0.5, "synthesis.second_moment", 0.5),
+    ("synthesis.schedule", "cosine", "synthesis.schedule", "cosine"),
+    ("synthesis.rounding", "straight-through", "synthesis.straight_through", True),
+    ("synthesis.formation", 2, "formation", 2),
+    ("synthesis.coding", "uint8", "coding.type", "uint8"),
+    ("synthesis.packed", True, "coding.packed", True),
+    ("synthesis.start", "last", "synthesis.start", "last"),
+    ("synthesis.augment", True, "synthesis.augmentation.shift", 0.125),
+    ("server.augment", True, "server_sgd.augmentation.shift", 0.125),
+    ("server.schedule", "cosine", "server_sgd.schedule", "cosine"),
+    ("server.replay", 3, "replay", 3),
+    ("server.replay_decay", 0.5, "replay_decay", 0.5),
+    ("server.batch_size", 17, "server_sgd.batch_size", 17),
+    ("server.weighting", "examples", "weighting", "examples"),
+    ("local.augment", True, "local_sgd.augmentation.shift", 0.125),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "field", "expected"), REACHED)
+def test_a_setting_reaches_the_algorithm(
+    key: str, value: Any, field: str, expected: Any
+) -> None:
+    def found(settings: dict[str, Any]) -> Any:
+        algorithm = "fedavg" if key.startswith("local.") else "feddm"
+        config = resolve(options={"algorithm": algorithm}, settings=settings)
+        built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
+        for part in field.split("."):
+            built = built and getattr(built, part)  # an augmentation may be None
+        return built
+
+    assert found({key: value}) == expected
+    assert found({}) != expected
+
+
+# What a setting has no effect without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "synthesis.rounding": {"synthesis.coding": "uint8"},
+    "server.replay_decay": {"server.replay": 1},
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, value, *_ in REACHED])
+def test_a_setting_changes_what_comes_out(key: str, value: Any) -> None:
+    algorithm = "fedavg" if key.startswith("local.") else "feddm"
+    base, changed = (
+        run_tiny(algorithm=algorithm, set=SETTINGS | NEEDED.get(key, {}) | change)
+        for change in ({}, {key: value})
+    )
+    params = [run.model.params for run in (base, changed)]
+    same = all(torch.equal(params[0][name], params[1][name]) for name in params[0])
+    # Packing loses nothing: it is seen in bytes alone.
+    assert same == (key == "synthesis.packed")
+    bytes_up = [run.records[-1].bytes_up for run in (base, changed)]
+    # Images that hold four real ones are fewer where a class has not enough of those.
+    fewer_bytes = key in ("synthesis.packed", "synthesis.coding", "synthesis.formation")
+    assert (bytes_up[1] < bytes_up[0]) == fewer_bytes
 
 
 class TestRuntime:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
+from feddm import coding as coding_
 from feddm.coding import Coding, Type
 from feddm.errors import UploadError
 from feddm.tensors import num_bytes
@@ -42,7 +43,7 @@ def test_uint8_by_hand() -> None:
 
 
 def test_uint4_by_hand() -> None:
-    # Within 2.7 deviations of their mean, so the levels go from the least to the greatest.
+    # Within 2.51 deviations of their mean, so the levels go from the least to the greatest.
     images = torch.tensor([0.0, 1.5, 0.3, 0.44, 0.0, -3.0, 0.0, 0.0]).view(1, *SHAPE)
     sent = Coding("uint4").encode(images)
     assert sent["low"].tolist() == [0.0, -3.0]
@@ -56,7 +57,20 @@ def test_uint4_cuts_off_what_is_rare() -> None:
     images[..., 0, 0] = 1000.0  # mean .1, deviation 10
     images[..., 1:, :] = torch.linspace(-1, 1, 100)
     back = Coding("uint4").rounded(images)
-    assert back.max() == pytest.approx(0.1 + 2.7 * 10.0, rel=0.01)
+    assert back.max() == pytest.approx(0.1 + 2.51 * 10.0, rel=0.01)
+
+
+def test_uint4_has_the_least_error_for_gaussian_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Max (1960): 16 levels are best .3352 deviations apart, the outer ones 7.5 * .3352 = 2.514
+    # from the mean.
+    share = (torch.arange(250_000, dtype=torch.float64) + 0.5) / 250_000
+    images = torch.special.ndtri(share).float().view(1, 1, 500, 500)
+    errors = {}
+    for reach in (2.41, coding_._DEVIATIONS["uint4"], 2.61):
+        monkeypatch.setitem(coding_._DEVIATIONS, "uint4", reach)
+        errors[reach] = float((Coding("uint4").rounded(images) - images).square().mean())
+    assert min(errors, key=errors.__getitem__) == 2.51
+    assert errors[2.51] == pytest.approx(0.01154, abs=1e-5)  # from Max's table
 
 
 def test_odd_images_are_padded() -> None:
@@ -114,6 +128,8 @@ def test_bytes_are_counted_as_they_are_sent() -> None:
     assert num_bytes({"e": Coding("uint8").encode(images)}) == 5 * 8 + 2 * 2 * 4
     assert num_bytes({"e": Coding("uint4").encode(images)}) == 5 * 4 + 2 * 2 * 4
     assert [Coding(type_).image_bytes(SHAPE) for type_ in get_args(Type)] == [32, 16, 8, 4]
+    # In each channel one number for the lowest level, and one for the step.
+    assert [Coding(type_).range_bytes(2) for type_ in get_args(Type)] == [0, 0, 16, 16]
     smooth = torch.zeros(50, *SHAPE)
     assert num_bytes({"e": Coding("float32", True).encode(smooth)}) < 50
 
@@ -131,7 +147,10 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("float16"), {"x": IMAGES}, "float16 images"),
     (Coding("float32"), {"x": IMAGES[0]}, "of shape"),
     (Coding("float32"), {"x": IMAGES.expand(6, *SHAPE)}, "at most 5"),
-    (Coding("float32"), {"x": IMAGES / 0}, "finite"),
+    (Coding("float32"), {"x": IMAGES / 0}, "from -10000 to 10000"),
+    (Coding("float32"), {"x": IMAGES + 10_001}, "from -10000 to 10000"),
+    (Coding("float32"), {"x": IMAGES - 10_001}, "from -10000 to 10000"),
+    (Coding("float16"), {"x": (IMAGES + 20_000).half()}, "from -10000 to 10000"),
     (Coding("uint4"), Coding("uint8").encode(IMAGES), "uint4 images"),
     (Coding("uint8"), Coding("uint4").encode(IMAGES), "uint8 images"),
     (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
@@ -153,8 +172,10 @@ def test_what_was_not_encoded_so_is_refused(
         ({"step": torch.zeros(2)}, "above 0"),
         ({"step": torch.tensor([1.0, torch.nan])}, "above 0"),
         ({"step": torch.tensor([1.0, -1.0])}, "above 0"),
-        ({"step": torch.tensor([1.0, torch.inf])}, "finite"),
-        ({"low": torch.tensor([0.0, torch.inf])}, "finite"),
+        ({"step": torch.tensor([1.0, torch.inf])}, "from -10000"),
+        ({"step": torch.tensor([1.0, 3e38])}, "from -10000"),
+        ({"low": torch.tensor([0.0, torch.inf])}, "from -10000"),
+        ({"low": torch.tensor([-10_001.0, 0.0])}, "from -10000"),
         ({"low": torch.zeros(3)}, "a channel"),
         ({"low": torch.zeros(2, dtype=torch.float64)}, "a channel"),
     ],
@@ -163,6 +184,11 @@ def test_wrong_scales_are_refused(change: dict[str, Tensor], says: str) -> None:
     for coding in (Coding("uint8"), Coding("uint4")):
         with pytest.raises(UploadError, match=says):
             coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
+
+
+def test_the_largest_pixels_are_taken() -> None:
+    images = torch.tensor([-1e4, 1e4]).repeat(4).view(1, *SHAPE)
+    assert torch.equal(there_and_back(Coding("float32"), images), images)
 
 
 class TestPacked:

@@ -9,6 +9,7 @@ from feddm.comparison import (
     Difference,
     Spread,
     difference_text,
+    from_json,
     reached,
     summarize,
     to_csv,
@@ -76,6 +77,30 @@ def test_what_failed_is_counted_and_the_rest_stands() -> None:
     assert lines[3].startswith("| b (1 failed) | - | - | - | - |")
     assert json.loads(to_json(rows))[1]["final"]["mean"] is None
     assert to_csv(rows).count("\n") == 3
+
+
+def test_rows_come_back_from_json() -> None:
+    # Two of the names have a seed that failed, and one of these has no other.
+    runs: dict[str, list[list[RoundRecord]]] = {
+        "a": [run(0.5, 0.6), run(0.75, 0.5)],
+        "b": [run(0.5), []],
+        "c": [[], []],
+    }
+    rows = summarize(runs, [0.55, 0.99], against="a")
+    back = from_json(to_json(rows))
+    assert back[:2] == rows[:2]
+    # One nan is not another, so the texts tell whether the last row is the same.
+    assert math.isnan(back[2].final.mean)
+    assert to_json(back) == to_json(rows)
+    assert to_markdown(back) == to_markdown(rows)
+    assert "| c (2 failed) | - |" in to_markdown(back)
+
+
+def test_the_legend_is_about_the_columns_that_there_are() -> None:
+    assert "`to 90 %`" in to_markdown(summarize({"a": [run(0.5)]}, [0.9]))
+    assert "`to" not in to_markdown(summarize({"a": [run(0.5)]}, []))
+    runs = {"a": [run(0.5)], "b": [run(0.5)]}
+    assert "`less a`" in to_markdown(summarize(runs, [], against="a"))
 
 
 class TestDifference:

@@ -1,15 +1,31 @@
 import json
+import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve, schema
+from feddm.acceleration import Precision
+from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.coding import Type
+from feddm.config import (
+    OPTIONS,
+    Config,
+    RuntimeConfig,
+    ServerConfig,
+    SynthesisConfig,
+    load_toml,
+    parse_settings,
+    resolve,
+    schema,
+)
 from feddm.errors import ConfigError
+from feddm.presets import PRESETS
+from feddm.training import Schedule
 
 
 def value_at(config: Config, key: str) -> Any:
@@ -95,6 +111,11 @@ class TestLayers:
 
 
 KEYS = ", ".join(sorted(Config.model_fields))
+KEYS_OF_VALUES = [
+    f"{name}.{below}" if isinstance(value, dict) else name
+    for name, value in resolve().model_dump().items()
+    for below in (value if isinstance(value, dict) else [""])
+]
 
 
 class TestMistakes:
@@ -160,6 +181,7 @@ class TestMistakes:
                 "clients and void class means and privacy; use instance or group",
             ),
             ({"model.norm": "layer"}, "model.norm must be one of instance, group, got 'layer'"),
+            ({"server.augment": "yes"}, "server.augment must be true or false, got 'yes'"),
             ({"data.name": 5}, "data.name must be a text, got 5"),
             ({"server": 5}, "server must be a section, got 5"),
             ({"data": "mnist"}, "data must be a section, got 'mnist'"),
@@ -184,6 +206,12 @@ class TestMistakes:
         with pytest.raises(ConfigError) as raised:
             resolve(settings=settings)
         assert str(raised.value) == sentence
+
+    @pytest.mark.parametrize("key", KEYS_OF_VALUES)
+    def test_every_key_has_a_sentence(self, key: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            resolve(settings={key: ["nonsense"]})
+        assert re.fullmatch(rf"{key} must be .+, got \['nonsense'\]", str(raised.value))
 
     def test_another_algorithm(self) -> None:
         with pytest.raises(ConfigError, match=r"^algorithm must be .*feddm.*, got 'fedsgd'$"):
@@ -303,6 +331,22 @@ def test_a_file_that_was_written_is_complete(
     # Whatever the presets become.
     monkeypatch.setattr("feddm.config.preset_values", lambda *arguments: {"rounds": 99})
     assert resolve(load_toml(path)) == config
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    return get_args(section.model_fields[key].annotation)
+
+
+def test_choices_are_those_of_the_code_that_they_are_for() -> None:
+    # Written out in the configuration, which imports none of that code.
+    assert choices(Config, "preset") == PRESETS
+    assert choices(SynthesisConfig, "schedule") == get_args(Schedule)
+    assert choices(ServerConfig, "schedule") == get_args(Schedule)
+    assert choices(SynthesisConfig, "coding") == get_args(Type)
+    hints = get_type_hints(Synthesis)
+    assert choices(SynthesisConfig, "start") == get_args(hints["start"])
+    assert choices(ServerConfig, "weighting") == get_args(get_type_hints(FedDM)["weighting"])
+    assert choices(RuntimeConfig, "precision") == get_args(Precision)
 
 
 class TestSchema:

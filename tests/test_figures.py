@@ -19,17 +19,23 @@ def points(line: Line2D) -> list[tuple[float, float]]:
     return [(float(x), round(float(y), 6)) for x, y in np.asarray(line.get_xydata())]
 
 
-def test_curves_are_means_by_round_and_by_megabytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Figure] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that were written, as matplotlib has them."""
+    figures_: list[Figure] = []
     save = figures._save
 
     def saved(figure: Figure, path: Path) -> Path:
-        drawn.append(figure)
+        figures_.append(figure)
         return save(figure, path)
 
     monkeypatch.setattr(figures, "_save", saved)
+    return figures_
+
+
+def test_curves_are_means_by_round_and_by_megabytes(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     file = draw_curves(TWO_SEEDS, tmp_path / "curves")
     assert file.read_bytes().startswith(b"\x89PNG\r\n")
     by_round, by_bytes = drawn[0].axes
@@ -41,9 +47,14 @@ def test_curves_are_means_by_round_and_by_megabytes(
     assert by_bytes.get_legend_handles_labels()[1] == ["ours", "theirs"]
 
 
-def test_a_run_that_is_shorter_shortens_the_mean(tmp_path: Path) -> None:
+def test_a_run_that_is_shorter_shortens_the_mean(tmp_path: Path, drawn: list[Figure]) -> None:
     seeds = [TWO_SEEDS["ours"][0], TWO_SEEDS["ours"][1][:1]]
-    assert draw_curves({"ours": seeds}, tmp_path / "c.svg").read_text().startswith("<?xml")
+    file = draw_curves({"ours": seeds, "theirs": TWO_SEEDS["theirs"]}, tmp_path / "c.svg")
+    assert file.read_text().startswith("<?xml")
+    by_round, by_bytes = drawn[0].axes
+    # Of the second round there is one seed only; others are as long as they are.
+    assert [points(line) for line in by_round.lines] == [[(1, 50)], [(1, 10), (2, 20)]]
+    assert points(by_bytes.lines[0]) == [(2, 50)]
 
 
 @pytest.mark.parametrize("name", ["none/c.png", "c.docx", "."])
@@ -52,6 +63,7 @@ def test_where_nothing_can_be_drawn_is_told_before(tmp_path: Path, name: str) ->
         check_figure(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["c", "c.png", "c.pdf", "c.svg"])
+@pytest.mark.parametrize("name", ["c", "c.png", "c.pdf", "c.svg", "c.PNG"])
 def test_where_it_can(tmp_path: Path, name: str) -> None:
     check_figure(tmp_path / name)
+    assert draw_curves(TWO_SEEDS, tmp_path / name).exists()

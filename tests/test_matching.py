@@ -134,6 +134,23 @@ def test_means_do_not_depend_on_chunks() -> None:
             torch.testing.assert_close(mean[slot], output.mean(0), rtol=1e-4, atol=1e-5)
 
 
+def test_images_of_more_small_ones_than_fit_into_a_chunk() -> None:
+    # An image of 8x8 holds 64 of one pixel, enlarged to 64 equal ones. With a = 1 and b = 0 the
+    # loss of a class is 64 (mean - 1)^2, and its gradient 2 (mean - 1) a pixel: 0 - .25 * -2.
+    means = ClassMeans(torch.ones(2, 64), torch.zeros(2, 128))
+    images, losses = synthesize(
+        TwoParameters(),
+        torch.zeros(2, 1, 8, 8),
+        torch.tensor([0, 1]),
+        [Target(point(1.0, 0.0), means)],
+        lr=0.25,
+        steps=1,
+        formation=8,
+    )
+    torch.testing.assert_close(images, torch.full_like(images, 0.5))
+    assert losses == pytest.approx([2 * 64])
+
+
 class TestSampleNear:
     def test_by_hand_inside_and_outside_of_the_ball(self) -> None:
         rng = generator(3, "test")

@@ -23,9 +23,10 @@ def test_size_by_hand() -> None:
         images_per_class=10,
         min_class_size=9,
         image=ImageSize(floats=18, num_bytes=73),
+        client_bytes=16,
     )
     assert size.floats == 19.5 * 18
-    assert size.num_bytes == 19.5 * 73
+    assert size.num_bytes == 19.5 * 73 + 2 * 16
     assert size.std == np.std([19, 20], ddof=1) * 18
     assert size.what == "FedDM, 2.0 pairs"
 
@@ -51,6 +52,10 @@ def test_images_that_hold_four() -> None:
         image=ImageSize(floats=10, num_bytes=11, holds=4),
     )
     assert (size.floats, size.num_bytes) == (90, 99)
+
+
+def test_noise_needs_no_examples() -> None:
+    assert ImageSize(floats=10, num_bytes=11, holds=0).number(np.array([13, 7, 40]), 5) == 15
 
 
 def test_the_papers_figures_are_whole_pairs() -> None:

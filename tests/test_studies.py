@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from feddm.config import resolve
-from feddm.errors import RunDirectoryError
+from feddm.errors import FedDMError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.rundir import RunDirectory
 from feddm.studies import Cell, StudyObserver, choices, run_cells, setting_name, winner_toml
@@ -62,6 +62,22 @@ def test_a_cell_with_other_settings_is_refused(tmp_path: Path) -> None:
     run_cells([cell(rounds=1)], tmp_path, Watching())
     with pytest.raises(RunDirectoryError, match="other settings"):
         run_cells([cell(rounds=1, alpha=3.0)], tmp_path, Watching())
+
+
+def test_what_is_wrong_with_the_last_cell_is_told_before_the_first_runs(
+    tmp_path: Path,
+) -> None:
+    run_cells([cell("real", rounds=1)], tmp_path / "begun", Watching())
+    bad = resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3})
+    for study, last, says in (
+        ("new", Cell("bad", 0, bad), "must divide the sides"),
+        ("begun", cell("real", rounds=1, alpha=3.0), "other settings"),
+    ):
+        watching = Watching()
+        with pytest.raises(FedDMError, match=says):
+            run_cells([cell("fedavg", rounds=1), last], tmp_path / study, watching)
+        assert watching.log == []
+    assert not (tmp_path / "new").exists()
 
 
 def test_workers_and_the_place_of_data_are_no_other_settings(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ class TestPasses:
         clients = Passes(forward=7 * 29, images=7 * 40)
         assert found == Round(clients, Passes(weights=4 * 40))
 
+    @pytest.mark.parametrize("algorithm", ["feddm", "real"])
+    def test_replay(self, algorithm: str) -> None:
+        # Two rounds before: 1, 2, 3, 3 and 3 sets in five rounds, and 1 and 2 in two.
+        found = passes(config(algorithm, rounds=5, server_replay=2), TABLE)
+        assert found.server.weights == pytest.approx(4 * self.SENT * 12 / 5)
+        found = passes(config(algorithm, rounds=2, server_replay=2), TABLE)
+        assert found.server.weights == pytest.approx(4 * self.SENT * 1.5)
+
     def test_no_step(self) -> None:
         assert passes(config(synthesis_steps=0), TABLE) == Round(Passes(), self.SERVER)
 
@@ -110,7 +118,10 @@ class Counting(Around):
         ("feddm", {}),
         ("feddm", {"synthesis.networks": 2, "synthesis.start": "noise"}),
         ("feddm", {"synthesis.networks": 9, "synthesis.real_batch": "all"}),
+        ("feddm", {"synthesis.formation": 2, "synthesis.images_per_class": 3}),
+        ("feddm", {"synthesis.formation": 2, "synthesis.start": "noise"}),
         ("real", {}),
+        ("real", {"synthesis.formation": 2}),
         ("fedavg", {}),
         ("scaffold", {}),
     ],

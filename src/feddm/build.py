@@ -29,6 +29,7 @@ from feddm.config import (
     SynthesisConfig,
 )
 from feddm.data import partition
+from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
 from feddm.errors import ConfigError
 from feddm.models import ConvNet, Model, ResNet18
@@ -65,12 +66,11 @@ class Setup:
 
 def build(config: Config) -> Setup:
     """Returns the objects that a configuration describes."""
+    check(config)
     device = find_device(config.runtime.device)
-    check_precision(config.runtime.precision, device)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
     model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
-    _check_formation(config.synthesis, dataset.info.shape)
     notices = []
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, dataset, shards, model)
@@ -83,7 +83,16 @@ def build(config: Config) -> Setup:
     return Setup(dataset, shards, algorithm, device, compiled, tuple(notices))
 
 
-def _check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
+def check(config: Config) -> None:
+    """Raises an error for what can be known to fail before any data are read."""
+    info = describe(config.data.name)
+    check_precision(config.runtime.precision, find_device(config.runtime.device))
+    if config.algorithm in ("feddm", "real"):  # others send no images
+        check_formation(config.synthesis, info.shape)
+
+
+def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
+    """Raises `ConfigError` unless images of that shape can hold as many as is asked for."""
     factor, (_, height, width) = config.formation, shape
     if height % factor or width % factor:
         raise ConfigError(

@@ -20,6 +20,10 @@ from feddm.tensors import Tensors
 
 Type = Literal["float32", "float16", "uint8", "uint4"]
 
+# Pixels are normalized to a few units. Squares and means of much larger ones could overflow,
+# and one client would spoil a round.
+LARGEST_PIXEL = 1e4
+
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -27,9 +31,9 @@ _DTYPES = {
     "uint4": torch.uint8,  # two numbers a byte
 }
 _TOP_LEVEL = {"uint8": 255, "uint4": 15}
-# With few levels, it pays to cut off what is rare: this range has the least squared error for
-# Gaussian values.
-_DEVIATIONS = {"uint8": math.inf, "uint4": 2.7}
+# With few levels, it pays to cut off what is rare: Gaussian values have the least squared error
+# with the outer levels so many deviations from the mean.
+_DEVIATIONS = {"uint8": math.inf, "uint4": 2.51}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Coding:
     def image_bytes(self, shape: tuple[int, ...]) -> int:
         """Returns the bytes of an image before it is packed."""
         return math.prod(self.sent_shape(shape)) * _DTYPES[self.type].itemsize
+
+    def range_bytes(self, channels: int) -> int:
+        """Returns the bytes that say where levels lie, once for all images of a client."""
+        return 2 * torch.float32.itemsize * channels if self.type in _TOP_LEVEL else 0
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
         """Returns what is sent for images of shape (n, channels, height, width)."""
@@ -110,8 +118,10 @@ class Coding:
             if not step.gt(0).all():
                 raise UploadError("a step is above 0")
             images = _wide(low) + _wide(step) * images
-        if not images.isfinite().all():
-            raise UploadError("an upload has finite pixels only")
+        if not images.abs().le(LARGEST_PIXEL).all():
+            raise UploadError(
+                f"an upload has pixels from -{LARGEST_PIXEL:g} to {LARGEST_PIXEL:g}"
+            )
         return images
 
     def _range(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from feddm.federation import RoundRecord
 from feddm.figures import Point
@@ -186,17 +187,45 @@ def legend(rows: Sequence[Row]) -> str:
         "error. "
         for name in _others(rows)
     )
+    targets = (
+        "`to 90 %`: rounds, and megabytes that all clients sent, until it was reached; (1/3) "
+        "if only one of three seeds did. "
+        if any(row.reached for row in rows)
+        else ""
+    )
     return (
-        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}`to 90 %`: "
-        "rounds, and megabytes that all clients sent, until it was reached; (1/3) if only one "
-        "of three seeds did. MB up and down and computing seconds of all clients are for one "
-        "round."
+        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{targets}"
+        "MB up and down and computing seconds of all clients are for one round."
     )
 
 
 def to_json(rows: Sequence[Row]) -> str:
     """Returns all numbers, for other programs."""
     return json.dumps(finite([asdict(row) for row in rows]), indent=2, allow_nan=False)
+
+
+def from_json(text: str) -> list[Row]:
+    """Returns the rows that `to_json` wrote."""
+
+    def numbers(fields: dict[str, Any]) -> dict[str, Any]:
+        # Of what has no mean, JSON has null; what is None in a row stays so.
+        means = ("mean", "bytes_up", "bytes_down", "client_seconds", "server_seconds")
+        return {k: math.nan if v is None and k in means else v for k, v in fields.items()}
+
+    return [
+        Row(
+            **{
+                **numbers(row),
+                "final": Spread(**numbers(row["final"])),
+                "best": Spread(**numbers(row["best"])),
+                "reached": tuple(Reached(**reached) for reached in row["reached"]),
+                # Studies that were recorded before there were differences have none.
+                "difference": row.get("difference")
+                and Difference(**numbers(row["difference"])),
+            }
+        )
+        for row in json.loads(text)
+    ]
 
 
 def header(rows: Sequence[Row]) -> list[str]:
@@ -218,7 +247,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Returns the rows as text."""
     return [
         [
-            f"{row.name} ({row.failed} failed)" if row.failed else row.name,
+            name_text(row),
             accuracy_text(row.final),
             *(difference_text(row.difference) for _ in _others(rows)),
             accuracy_text(row.best),
@@ -273,6 +302,11 @@ def to_csv(rows: Sequence[Row]) -> str:
             writer.writeheader()
         writer.writerow(fields)
     return file.getvalue()
+
+
+def name_text(row: Row) -> str:
+    """Returns the name, and how many seeds failed if any did."""
+    return f"{row.name} ({row.failed} failed)" if row.failed else row.name
 
 
 def accuracy_text(spread: Spread) -> str:

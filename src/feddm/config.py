@@ -118,7 +118,8 @@ class SynthesisConfig(Section):
         description="An image holds so many small ones a side, enlarged before use."
     )
     second_moment: NonNegativeFloat = Field(
-        description="Weight of the embedding's squares, matched as well; 0: means alone."
+        description="Factor of the embedding's squares, matched as well; in the loss it "
+        "enters squared. 0: means alone."
     )
     coding: Literal["float32", "float16", "uint8", "uint4"] = Field(
         description="How images travel."
@@ -151,7 +152,7 @@ class ServerConfig(Section):
     augment: bool = Field(description="Train on randomly changed images.")
     replay: NonNegativeInt = Field(description="Train on sets of so many rounds before, too.")
     replay_decay: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="A set counts so much less with every round of its age."
+        description="The weight of a set is times this for every round of its age."
     )
 
 
@@ -406,7 +407,12 @@ def _words(rule: Mapping[str, Any]) -> str:
         return str(rule["const"])
     if "enum" in rule:
         return "one of " + ", ".join(rule["enum"])
-    kind = {"integer": "a whole number", "number": "a number", "string": "a text"}[rule["type"]]
+    kind = {
+        "boolean": "true or false",
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "a text",
+    }[rule["type"]]
     if "exclusiveMinimum" in rule:
         positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
         low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"

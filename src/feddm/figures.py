@@ -85,7 +85,7 @@ def draw_curves(runs: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> Pa
 def check_figure(path: Path) -> None:
     """Raises an error if a picture could not be drawn there, before hours are spent on it."""
     figure = _figure(1, 1)
-    ending = path.suffix.removeprefix(".") or "png"
+    ending = path.suffix.removeprefix(".").lower() or "png"
     if ending not in figure.canvas.get_supported_filetypes():
         raise ConfigError(f"cannot draw {path}: pictures are png, pdf or svg, not {ending}")
     if path.is_dir() or not path.absolute().parent.is_dir():

@@ -171,7 +171,7 @@ def synthesize(
     images = images.clone()
     velocity = torch.zeros_like(images)
     losses = []
-    groups = list(whole_slots(slots, CHUNK // formation**2))
+    groups = list(whole_slots(slots, max(1, CHUNK // formation**2)))
     slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)

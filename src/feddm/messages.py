@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from feddm.data.partition import Labels, Shards, class_table
 
@@ -50,12 +51,18 @@ class ImageSize:
     Args:
         floats: Numbers of the image, and its weight if it has one.
         num_bytes: Bytes of the same, and of its label.
-        holds: Real images that it can begin with.
+        holds: Real images that it needs to begin with; 0 if it begins with noise.
     """
 
     floats: int
     num_bytes: int
     holds: int = 1
+
+    def number(self, sizes: npt.NDArray[np.int64], most: int) -> int:
+        """Returns how many there are for classes of such sizes, at most so many of each."""
+        if not self.holds:
+            return most * len(sizes)
+        return int(np.minimum(sizes // self.holds, most).sum())
 
 
 def synthetic_size(
@@ -68,6 +75,7 @@ def synthetic_size(
     images_per_class: int,
     min_class_size: int,
     image: ImageSize,
+    client_bytes: int = 0,
     paper: int | None = None,
 ) -> MessageSize:
     """Returns what the clients of FedDM or REAL upload.
@@ -81,20 +89,22 @@ def synthetic_size(
         images_per_class: Images that a client sends of a class, or as many as it has.
         min_class_size: A class with fewer real images is left out.
         image: What one of them takes.
+        client_bytes: What a client sends once, whatever the number of its images.
         paper: What the paper says.
     """
-    images, pairs = [], []
+    images, pairs, clients = [], [], 0
     for seed in seeds:
         table = class_table(labels, split(seed), num_classes)
         kept = table[table >= min_class_size]
-        images.append(int(np.minimum(kept // image.holds, images_per_class).sum()))
+        images.append(image.number(kept, images_per_class))
         pairs.append(len(kept))
+        clients = len(table)
     mean = statistics.fmean(images)
     spread = statistics.stdev(images) if len(images) > 1 else 0.0
     return MessageSize(
         f"{what}, {statistics.fmean(pairs):.1f} pairs",
         floats=mean * image.floats,
-        num_bytes=mean * image.num_bytes,
+        num_bytes=mean * image.num_bytes + clients * client_bytes,
         std=spread * image.floats,
         paper=paper,
     )

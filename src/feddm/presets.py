@@ -107,7 +107,7 @@ _BEST: Values = {
     "local": {"lr": 0.03, "epochs": 5, "batch_size": 64},
 }
 
-_SMALL: Values = {"synthesis": {"images_per_class": 13}, "server": {"epochs": 20}}
+_SMALL: Values = {"synthesis": {"images_per_class": 12}, "server": {"epochs": 20}}
 
 # SCAFFOLD is defined for plain SGD.
 _BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
@@ -140,7 +140,7 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         "mnist": {"synthesis": {"lr": 0.2}},
         "cifar100": {"synthesis": {"images_per_class": 7}},
     },
-    "small": {"cifar100": {"synthesis": {"images_per_class": 3}}},
+    "small": {"cifar100": {"synthesis": {"images_per_class": 2}}},
 }
 
 # Each preset is what it says over those that stand before it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import tomli_w
 
 from feddm.api import Observer, execute, resume
+from feddm.build import check
 from feddm.comparison import Row, to_csv, to_json, to_markdown
 from feddm.config import Config, nested
 from feddm.errors import EmptyRoundError, RunDirectoryError, UploadError
@@ -51,17 +52,21 @@ class StudyObserver(Observer):
 
 
 def run_cells(
-    cells: Iterable[Cell], study: Path, observer: StudyObserver
+    cells: Sequence[Cell], study: Path, observer: StudyObserver
 ) -> dict[str, list[Sequence[RoundRecord]]]:
     """Runs what is left of a study, and returns the records of each name and seed.
 
-    A cell that diverges has none.
+    A cell that diverges has none. What can be known to be wrong with any of them is told before
+    the first one runs, and not after hours.
     """
     results: dict[str, list[Sequence[RoundRecord]]] = {}
     if study.is_dir() and any(study.iterdir()) and not (study / "cells").is_dir():
         raise RunDirectoryError(
             f"{study} is not a study and not empty; choose another with --out"
         )
+    for cell in cells:
+        check(cell.config)
+        _check_begun(cell, cell.directory(study))
     for cell in cells:
         observer.began(cell)
         records: Sequence[RoundRecord] = ()
@@ -75,16 +80,19 @@ def run_cells(
     return results
 
 
-def _run(cell: Cell, directory: Path, observer: Observer) -> Sequence[RoundRecord]:
+def _check_begun(cell: Cell, directory: Path) -> None:
     if not (directory / "config.toml").exists():
-        return execute(cell.config, directory, observer).records
-    opened = RunDirectory.open(directory)
-    before = opened.config()
-    if _what(before) != _what(cell.config):
+        return
+    if _what(RunDirectory.open(directory).config()) != _what(cell.config):
         raise RunDirectoryError(
             f"{directory} was begun with other settings; choose another directory with --out"
         )
-    records = opened.records()
+
+
+def _run(cell: Cell, directory: Path, observer: Observer) -> Sequence[RoundRecord]:
+    if not (directory / "config.toml").exists():
+        return execute(cell.config, directory, observer).records
+    records = RunDirectory.open(directory).records()
     if len(records) == cell.config.rounds and (directory / "model.safetensors").exists():
         return records
     return resume(

@@ -66,14 +66,19 @@ def from_state(
     normalization: Normalization,
     formation: int = 1,
 ) -> SyntheticSet:
-    """Returns the set that an algorithm keeps in its state, with small images enlarged."""
+    """Returns the set that an algorithm keeps in its state, with small images enlarged.
+
+    Small ones share what their image stood for, so that weights still add up to all of it.
+    """
+    small = formation**2
     rest = {
-        name: synthetic[name].repeat_interleave(formation**2)
+        name: synthetic[name].repeat_interleave(small)
         for name in ("y", "client", "weight")
         if name in synthetic
     }
     images = expanded(synthetic["x"], formation)
-    examples = Examples(images, rest["y"].long(), weight=rest.get("weight"))
+    weight = rest["weight"] / small if "weight" in rest else None
+    examples = Examples(images, rest["y"].long(), weight=weight)
     return SyntheticSet(examples, rest["client"], classes, normalization)
 
 

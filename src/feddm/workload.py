@@ -6,6 +6,7 @@ two of about the same size backward; where only images are learned the weights' 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class Round:
 
 
 def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
-    """Returns what a round with the average cohort computes.
+    """Returns what the average round with the average cohort computes.
 
     Args:
         config: What is run.
@@ -65,7 +66,11 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
     if synthesis.start == "noise" and config.algorithm == "feddm":
         sent = np.full_like(table, synthesis.images_per_class * small)
     images = share * float(sent[large].sum())
-    server = Passes(weights=images * config.server.epochs)
+    # The first rounds have no earlier sets, or few, to replay.
+    sets = statistics.fmean(
+        min(number, config.server.replay + 1) for number in range(1, config.rounds + 1)
+    )
+    server = Passes(weights=images * sets * config.server.epochs)
     if config.algorithm == "real":
         return Round(Passes(), server)
     batch = table if synthesis.real_batch == "all" else np.minimum(table, synthesis.real_batch)

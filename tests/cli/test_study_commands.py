@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tiny
+from feddm import messages
 from feddm.cli import app
 from feddm.errors import ConfigError
 
@@ -59,7 +61,6 @@ def test_tune_chooses_on_held_out_examples_and_compare_takes_the_winner(tmp_path
     output = run(
         *("tune", "--algorithm", "fedavg", "--grid", "local.lr=1e-9,.05", "--out", str(tuned)),
         *("--validation", "0.2", *SMALL, "--set", "local.epochs=5"),
-        *("--set", "data.validation=0"),  # in vain: the test set is not for tuning
     )
     assert "Best on validation: lr=0.05" in output
     assert tomllib.loads((tuned / "winner.toml").read_text()) == {
@@ -104,7 +105,7 @@ def test_the_winner_is_over_a_preset(tmp_path: Path) -> None:
 def test_a_file_for_one_algorithm_must_not_make_it_unfair(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("[partition]\nalpha = 9.0\n")
     command = ["compare", "--algorithms", "fedavg,real", "--out", str(tmp_path / "study")]
-    with pytest.raises(ConfigError, match="another partition"):
+    with pytest.raises(ConfigError, match="real and fedavg differ in partition"):
         CliRunner().invoke(
             app,
             [*command, "--with", f"real={tmp_path / 'other.toml'}"],
@@ -200,9 +201,70 @@ def test_message_size_of_digits() -> None:
     assert rows[0]["num_bytes"] == pytest.approx(rows[0]["floats"] / 64 * (4 * 64 + 1))
     short = ["--set", "synthesis.coding=uint8", "--set", "server.weighting=examples"]
     coded = json.loads(run("message-size", "--splits", "3", "--alpha", "0.5", *short, "--json"))
-    assert coded[0]["num_bytes"] == pytest.approx(coded[0]["floats"] / 65 * (64 + 4 + 1))
+    # And the range of one channel for each of ten clients.
+    images = coded[0]["floats"] / 65
+    assert coded[0]["num_bytes"] == pytest.approx(images * (64 + 4 + 1) + 10 * 8)
     assert rows[0]["paper"] is None
     assert "exact" in run("message-size", "--splits", "2", "--alpha", "0.5")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"synthesis.coding": "uint4", "server.weighting": "examples"},
+        {"synthesis.formation": 2, "synthesis.coding": "float16"},
+        {"synthesis.start": "noise", "synthesis.formation": 2, "synthesis.coding": "uint8"},
+    ],
+    ids=str,
+)
+def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
+    settings = tiny.SETTINGS | settings
+    sent = [
+        tiny.run_tiny(rounds=1, seed=seed, set=settings).records[0].bytes_up for seed in (0, 1)
+    ]
+    given = [f"--set={key}={value}" for key, value in settings.items()]
+    split = ["--clients", str(tiny.CLIENTS), "--alpha", "0.5", "--splits", "2", "--json"]
+    rows = json.loads(run("message-size", "--preset", "quick", *split, *given))
+    assert rows[0]["num_bytes"] == sum(sent) / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images", "models"),
+    [
+        ([], 123, 456),
+        (["--width", "32"], 123, None),
+        (["--clients", "9"], None, None),
+        (["--ipc", "9"], None, 456),
+        (["--set", "synthesis.coding=float16"], None, 456),
+        (["--set", "synthesis.formation=2"], None, 456),
+        (["--set", "synthesis.min_class_size=9"], None, 456),
+        (["--set", "partition.scheme=dirichlet-plain"], None, 456),
+    ],
+)
+def test_message_size_shows_the_papers_figures_only_beside_its_settings(
+    arguments: list[str],
+    images: int | None,
+    models: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if the paper's table had a line for the digits.
+    monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})
+    monkeypatch.setitem(messages.PAPER_BASELINE, "digits", 456)
+    command = ["message-size", "--splits", "2", "--alpha", "0.5", "--json"]
+    rows = json.loads(run(*command, *arguments))
+    assert (rows[0]["paper"], rows[1]["paper"]) == (images, models)
+
+
+def test_message_size_is_before_packing() -> None:
+    command = ["message-size", "--splits", "2", "--alpha", "0.5"]
+    assert "packing" not in run(*command)
+    assert ", before packing\n" in run(*command, "--set", "synthesis.packed=true")
+
+
+def test_message_size_of_images_that_cannot_hold_others() -> None:
+    with pytest.raises(ConfigError, match="must divide the sides"):
+        run("message-size", "--set", "synthesis.formation=3")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +288,36 @@ def test_message_size_of_digits() -> None:
         (["ablate", "--change", "mine"], "--change takes NAME:KEY=VALUE"),
         (["ablate", "--change", "a/b:seed=1"], "--change takes NAME:KEY=VALUE"),
         (["ablate", "--change", "mine:server.lrr=1"], "unknown key server.lrr"),
-        (["ablate", "--change", "base:server.lr=1"], "the name base twice"),
+        (["ablate", "--change", "mine:server.lr"], "--change takes NAME:KEY=VALUE"),
+        (["ablate", "--change", "mine:=1"], "--change takes NAME:KEY=VALUE"),
+        (["ablate", "--change", "mine:server.lr=1,"], "--change takes NAME:KEY=VALUE"),
+        (["ablate", "--change", "mine:server.lr=1,server.lr=2"], "mine has a key twice"),
+        (["ablate", "--change", "base:server.lr=1"], "cannot be named base"),
+        (["ablate", *2 * ["--change", "mine:server.lr=1"]], "the name mine twice"),
+        (["ablate", "--change", "mine:seed=1"], "seed cannot be set to 1: --seeds says"),
+        (["ablate", "--change", "mine:data.validation=0"], "mine and base differ in data"),
+        (["ablate", "--change", "mine:partition.alpha=1"], "mine and base differ in partition"),
+        (["ablate", "--change", "mine:rounds=1"], "mine and base differ in rounds"),
+        (
+            ["ablate", "--change", "mine:participation=.5"],
+            "mine and base differ in participation",
+        ),
+        (["ablate", "--change", "mine:model.width=4"], "mine and base differ in model"),
+        (["ablate", "--change", "mine:preset=paper"], "mine and base differ in model"),
+        (["ablate", "--change", "mine:server.lr=1", "--set", "seed=5"], "cannot be set to 5"),
+        (
+            ["ablate", "--change", "mine:server.lr=1", "--set", "data.validation=.2"],
+            "data.validation cannot be set here",
+        ),
+        (["ablate", "--change", "mine:synthesis.formation=3"], "must divide the sides"),
+        (["compare", "--set", "seed=5", "--algorithms", "real"], "seed cannot be set to 5"),
+        (["tune", "--grid", "local.lr=1", "--set", "seed=5"], "seed cannot be set to 5"),
+        (["tune", "--grid", "synthesis.formation=1,3"], "must divide the sides"),
+        (
+            ["tune", "--grid", "local.lr=1", "--set", "data.validation=0"],
+            "data.validation cannot be set here",
+        ),
+        (["tune", "--grid", "data.validation=.1,.2"], "data.validation cannot be set here"),
         (["tune", "--grid", "local.lr"], "--grid takes key=value"),
         (["tune", "--grid", "local.lrr=1"], "unknown key local.lrr"),
         (["tune", "--grid", "local.lr=1", "--validation", "2"], "data.validation must be"),
@@ -237,3 +328,4 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path
     with pytest.raises(ConfigError, match=says) as caught:
         CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
     assert "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())

@@ -44,7 +44,8 @@ class Synthesis:
         radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
         start: Begin with random real images, with Gaussian noise, or with the client's own
             images of the last round in which it took part.
-        second_moment: Weight of the squares of the embedding, whose means are matched as well.
+        second_moment: Factor of the squares of the embedding, whose means are matched as well;
+            in the loss it enters squared.
         straight_through: Whether networks see the images as they will arrive, rounded, so that
             steps correct for it; else they are rounded at the end.
         augmentation: Changes the real and the synthetic images of a network alike.

@@ -18,6 +18,8 @@ from feddm.models import Model
 from feddm.tensors import CPU, Records, Tensors, moved
 from feddm.training import SGD, Tick, ball, train
 
+LARGEST_WEIGHT = 1e9  # real images that one can stand for; sums of such weights are finite
+
 
 @dataclass(frozen=True)
 class TrainsOnUnion:
@@ -36,7 +38,7 @@ class TrainsOnUnion:
         coding: How images travel.
         formation: Each image that travels holds so many small ones a side.
         replay: The server trains on the sets of so many earlier rounds too.
-        replay_decay: A set counts so much less with every round of its age.
+        replay_decay: The weight of a set is times this for every round of its age.
     """
 
     model: Model
@@ -101,9 +103,12 @@ class TrainsOnUnion:
         if (y.long() < 0).any() or (y.long() >= self.model.num_classes).any():
             raise UploadError(f"labels are below {self.model.num_classes}")
         weight = examples.get("weight", torch.ones(shape))
-        positive = weight.isfinite() & (weight > 0)
-        if weight.dtype != torch.float32 or weight.shape != shape or not positive.all():
-            raise UploadError("an upload has one positive float32 weight an image")
+        sane = (weight > 0) & (weight <= LARGEST_WEIGHT)
+        if weight.dtype != torch.float32 or weight.shape != shape or not sane.all():
+            raise UploadError(
+                "an upload has one float32 weight an image, "
+                f"above 0 and up to {LARGEST_WEIGHT:g}"
+            )
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick

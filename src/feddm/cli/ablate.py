@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.cli.compare import Out, command, shown
+from feddm.cli.compare import Out, check_fair, command, held_out, shown
 from feddm.config import parse_settings
 from feddm.errors import ConfigError
 
@@ -49,16 +49,18 @@ def ablate(
     no client has. The same command with the same --out goes on where it was interrupted.
     """
     changes: dict[str, dict[str, Any]] = {BASE: {}, **_changes(change)}
+    given = held_out(given, validation)
+    configs = [
+        (name, seed, given.with_settings(settings).resolved(seed=seed))
+        for seed in options.listed("--seeds", seeds, int, "whole numbers")
+        for name, settings in changes.items()
+    ]
+    check_fair(configs)
     from feddm.comparison import summarize, to_json
     from feddm.rundir import next_free
     from feddm.studies import Cell, run_cells, write_results
 
-    given = given.with_settings({"data.validation": validation})
-    cells = [
-        Cell(name, seed, given.with_settings(settings).resolved(seed=seed))
-        for seed in options.listed("--seeds", seeds, int, "whole numbers")
-        for name, settings in changes.items()
-    ]
+    cells = [Cell(name, seed, config) for name, seed, config in configs]
     study = out or next_free(Path("runs"), f"ablate-{cells[0].config.data.name}")
     with shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), (), against=BASE)
@@ -73,9 +75,15 @@ def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, _, settings = text.partition(":")
-        if not re.fullmatch(r"[A-Za-z][\w.+-]*", name) or not settings.strip():
+        pairs = settings.split(",")
+        whole = all(re.match(r"\s*[^\s=]+\s*=", pair) for pair in pairs)
+        if not re.fullmatch(r"[A-Za-z][\w.+-]*", name) or not whole:
             raise ConfigError(f"--change takes NAME:KEY=VALUE,KEY=VALUE..., got {text!r}")
-        if name == BASE or name in changes:
-            raise ConfigError(f"--change has the name {name} twice, or it is {BASE!r}")
-        changes[name] = parse_settings(settings.split(","))
+        if name == BASE:
+            raise ConfigError(f"--change cannot be named {BASE}: that is the run without any")
+        if name in changes:
+            raise ConfigError(f"--change has the name {name} twice")
+        changes[name] = parse_settings(pairs)
+        if len(changes[name]) < len(pairs):
+            raise ConfigError(f"--change {name} has a key twice")
     return changes

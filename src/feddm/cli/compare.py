@@ -87,7 +87,7 @@ def compare(
         for seed in options.listed("--seeds", seeds, int, "whole numbers")
         for name in names
     ]
-    _check_fair(configs)
+    check_fair(configs)
     from feddm.comparison import points, summarize, to_json
     from feddm.figures import check_figure, draw_curves
     from feddm.rundir import next_free
@@ -157,16 +157,17 @@ def tune(
         write_results,
     )
 
-    held_out = {"data.validation": validation}
     cells = [
         Cell(
             setting_name(choice),
             seed,
-            given.with_settings({**choice, **held_out}).resolved(seed=seed),
+            held_out(given.with_settings(choice), validation).resolved(seed=seed),
         )
         for seed in options.listed("--seeds", seeds, int, "whole numbers")
         for choice in choices(axes)
     ]
+    for cell in cells:
+        check_seed(cell.config, cell.seed)
     study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
     with shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), ())
@@ -249,15 +250,33 @@ def _variant(
     return given.resolved(file, seed=seed)
 
 
-def _check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:
-    """Raises `ConfigError` unless all algorithms have the same data, clients and model."""
-    _, _, first = configs[0]
-    for name, _, config in configs:
+def check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:
+    """Raises `ConfigError` unless all are about the same data, clients and model.
+
+    Args:
+        configs: Name, seed and configuration of each run.
+    """
+    first, _, base = configs[0]
+    for name, seed, config in configs:
+        check_seed(config, seed)
         for key in ("data", "partition", "model", "rounds", "participation"):
-            if getattr(config, key) != getattr(first, key):
+            if getattr(config, key) != getattr(base, key):
                 raise ConfigError(
-                    f"{name} would be compared with another {key} than {configs[0][0]}"
+                    f"{name} and {first} differ in {key}, so comparing them would say nothing"
                 )
+
+
+def check_seed(config: Config, seed: int) -> None:
+    """Raises `ConfigError` if a setting replaces the seed of a run."""
+    if config.seed != seed:
+        raise ConfigError(f"seed cannot be set to {config.seed}: --seeds says which there are")
+
+
+def held_out(given: options.Given, validation: float) -> options.Given:
+    """Returns what was given, evaluated on a share of the training examples."""
+    if "data.validation" in given.settings:
+        raise ConfigError("data.validation cannot be set here: --validation is for that")
+    return given.with_settings({"data.validation": validation})
 
 
 def shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:

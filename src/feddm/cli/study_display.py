@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from feddm.comparison import Row
     from feddm.federation import RoundRecord
 
+GAP = 2  # blanks between columns
+# What a narrow screen can do without, the first first, and then the highest targets: the files
+# have it too.
+LESS_NEEDED = ("best %", "MB down", "client s")
+SHORTEST_NAME = 12
+
 
 class StudyDisplay(StudyObserver):
     """Shows a study; use it in a ``with`` block."""
@@ -78,22 +84,18 @@ class StudyDisplay(StudyObserver):
     def table(self, rows: Sequence[Row], study: Path) -> None:
         """Shows what came out."""
         self._live.stop()
-        titles, texts = header(rows), row_cells(rows)
-        # What a narrow screen has no room for: the files have it too.
-        shown = [
-            number
-            for number, title in enumerate(titles)
-            if title != "best %" or self._console.width >= 100
-        ]
+        lines = [header(rows), *row_cells(rows)]
+        widths = fitting(lines, self._console.width)
         table = Table(box=None, pad_edge=False)
-        for number in shown:
+        for number, width in widths.items():
             table.add_column(
-                titles[number],
+                lines[0][number],
                 justify="right" if number else "left",
-                no_wrap=number < 3,
+                width=width,
+                overflow="fold",
             )
-        for row in texts:
-            table.add_row(*(row[number] for number in shown))
+        for line in lines[1:]:
+            table.add_row(*(line[number] for number in widths))
         self._console.print(table, highlight=False, markup=False)
         self._console.print(
             legend(rows).replace("`", ""), style="dim", highlight=False, markup=False
@@ -115,3 +117,23 @@ class StudyDisplay(StudyObserver):
         for name in self._names:
             table.add_row(name, *(self._texts.get((name, seed), "") for seed in self._seeds))
         self._live.update(table)
+
+
+def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
+    """Returns the columns that fit, each with its width; names fold, and numbers never do.
+
+    Args:
+        lines: Titles, and then the cells of each row; the name is the first.
+        room: Width of the screen.
+    """
+    widths = {
+        number: max(map(len, column)) for number, column in enumerate(zip(*lines, strict=True))
+    }
+    name = widths.pop(0)
+    left = room - sum(widths.values()) - GAP * len(widths)
+    targets = [number for number in widths if lines[0][number].startswith("to ")]
+    for number in (*map(lines[0].index, LESS_NEEDED), *reversed(targets)):
+        if left >= min(name, SHORTEST_NAME):
+            break
+        left += GAP + widths.pop(number)
+    return {0: min(name, max(left, 1)), **widths}

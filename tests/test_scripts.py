@@ -1,0 +1,65 @@
+"""``scripts/record`` and ``scripts/docs``, on a study in which something failed."""
+
+import json
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from feddm.comparison import summarize
+from feddm.config import resolve
+from feddm.studies import Cell, StudyObserver, run_cells, write_results
+from tiny import SETTINGS
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def script(name: str, studies: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Returns a script that reads and writes studies elsewhere."""
+    loader = SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
+    module = ModuleType(loader.name)
+    module.__file__ = str(SCRIPTS / name)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "STUDIES", studies)
+    return module
+
+
+def test_what_failed_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, dict[str, object]] = {"wild": {"local.lr": 1e6}, "base": {}}
+    cells = [
+        Cell(
+            name,
+            0,
+            resolve(
+                options={"algorithm": "fedavg", "rounds": 2, "clients": 3, "workers": 1},
+                settings=SETTINGS | settings,
+            ),
+        )
+        for name, settings in changes.items()
+    ]
+    study = tmp_path / "study"
+    rows = summarize(run_cells(cells, study, StudyObserver()), (), against="base")
+    assert [row.failed for row in rows] == [1, 0]
+    write_results(study, cells, rows, ["feddm", "ablate", "--seeds", "0"], changes)
+
+    script("record", tmp_path, monkeypatch).main("mine", study)
+    kept = json.loads((tmp_path / "mine.json").read_text())
+    assert list(kept["accuracies"]) == ["base-seed0"]
+    assert len(kept["bytes_up"]["base-seed0"]) == 2
+    assert (tmp_path / "mine.png").exists()
+
+    docs = script("docs", tmp_path, monkeypatch)
+    assert "| wild (1 failed) | `local.lr=1000000.0` | - | - | - | - |" in docs.ablation("mine")
+    assert "| wild (1 failed) | - | - |" in docs.study("mine")
+
+
+def test_a_study_without_any_run_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "study.json").write_text(json.dumps({"command": "", "cells": ["a-seed0"]}))
+    with pytest.raises(SystemExit, match="no run that ended"):
+        script("record", tmp_path, monkeypatch).main("mine", tmp_path)
