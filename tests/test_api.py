@@ -26,6 +26,10 @@ from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 FINAL_FILES = ("model.safetensors", "synthetic.safetensors")
 
 
+def fingerprint_of(setup: Setup) -> str:
+    return fingerprint(setup.dataset, setup.shards)
+
+
 class Log(Observer):
     """Writes down all that it is told."""
 
@@ -157,7 +161,7 @@ class TestRun:
             feddm.api, "execute", lambda config, out, observer: seen.append(config)
         )
         options: dict[str, Any] = {
-            "algorithm": "real",
+            "algorithm": "fedavg",
             "dataset": "mnist",
             "clients": 17,
             "alpha": 0.07,
@@ -170,12 +174,17 @@ class TestRun:
             "device": "cpu",
             "compile": "off",
             "data_dir": "somewhere",
+            "privacy": "gradients",
+            "epsilon": 1.7,
+            "delta": 1e-7,
+            "ledger": "elsewhere",
         }
         assert set(options) == set(OPTIONS)
         feddm.run(**options, preset="paper", set={"server.lr": 0.5})
         feddm.run(**options | {"data_dir": Path("somewhere")})
         # A run may be resumed from another folder.
         options["data_dir"] = str(Path("somewhere").absolute())
+        options["ledger"] = str(Path("elsewhere").absolute())
         assert seen == [
             resolve(None, "paper", options, {"server.lr": 0.5}),
             resolve(options=options),
@@ -385,8 +394,8 @@ class TestResume:
             replace(setup, dataset=replace(setup.dataset, train=brighter)),
             replace(setup, dataset=replace(setup.dataset, test=setup.dataset.train)),
         ]
-        assert len({fingerprint(other) for other in others}) == len(others)
-        assert fingerprint(build(resolve(options={"clients": 2}))) == fingerprint(setup)
+        assert len({fingerprint_of(other) for other in others}) == len(others)
+        assert fingerprint_of(build(resolve(options={"clients": 2}))) == fingerprint_of(setup)
 
     def test_another_fingerprint_is_refused(self, stopped: Path) -> None:
         file = stopped / "environment.json"

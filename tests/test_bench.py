@@ -56,7 +56,7 @@ def report() -> Report:
         patch.setattr(bench, "WORKERS", 1)
         told: list[str] = []
         found = measure(WIDTH, repeats=1, compile_=False, tick=told.append)
-    assert len(told) == 5
+    assert len(told) == 6
     return found
 
 
@@ -106,6 +106,7 @@ class TestMeasure:
 
     def test_the_rest(self, report: Report) -> None:
         assert 0 < report.projection_share < 1
+        assert 0 < report.private_ratio < 100
         assert (report.workers.workers, report.workers.clients) == (1, 20)
         assert report.workers.speedup > 0
         assert report.memory.workers_mb == 0  # there are none

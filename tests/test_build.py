@@ -24,6 +24,10 @@ from feddm.tensors import CPU
 from tiny import SETTINGS, run_tiny
 
 
+def fingerprint_of(setup: Setup) -> str:
+    return fingerprint(setup.dataset, setup.shards)
+
+
 def rows(images: torch.Tensor) -> set[bytes]:
     return {image.numpy().tobytes() for image in images}
 
@@ -64,7 +68,7 @@ def test_every_scheme_can_be_built(scheme: str, classes: int) -> None:
 
 def test_fingerprint_knows_data_and_split() -> None:
     prints = [
-        fingerprint(build(resolve(options=options)))
+        fingerprint_of(build(resolve(options=options)))
         for options in ({}, {}, {"seed": 1}, {"alpha": 0.4})
     ]
     assert prints[0] == prints[1]

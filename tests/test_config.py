@@ -50,6 +50,10 @@ EVERY_OPTION: list[tuple[str, str, object]] = [
     ("device", "runtime.device", "cpu"),
     ("compile", "runtime.compile", "off"),
     ("data_dir", "data.dir", "somewhere"),
+    ("privacy", "privacy.mechanism", "paper"),
+    ("epsilon", "privacy.epsilon", 17.0),
+    ("delta", "privacy.delta", 1e-7),
+    ("ledger", "privacy.ledger", "somewhere"),
 ]
 FILE = {"preset": "paper", "rounds": 7}
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import private
 from elsewhere import ELSEWHERE, Elsewhere
 from feddm import federation
+from feddm.algorithms.base import Upload
 from feddm.augmentation import Augmentation
 from feddm.build import build_algorithm
 from feddm.config import resolve
@@ -260,3 +262,37 @@ class TestEveryAlgorithm:
                 device=device,
             )
         )
+
+
+# Gradients of single examples cannot be tried here: torch.func.vmap takes no such tensors.
+@pytest.mark.parametrize("name", ["features", "server", "gradients"])
+@pytest.mark.parametrize("labels", [[], [0, 0, 0, 1, 2, 2, 2]], ids=["nothing", "something"])
+def test_private_clients(name: str, labels: list[int]) -> None:
+    algorithm = private.built(name, 0.01)
+    download, data = private.download(algorithm), private.examples(*labels)
+    ours, theirs = (
+        algorithm.local(
+            moved(download, device),
+            data.to(device),
+            {},
+            generator(0, "test"),
+            ignore,
+            private.noise(),
+        )
+        for device in (ELSEWHERE, CPU)
+    )
+    assert equal(moved(ours.upload, CPU), theirs.upload)
+
+
+def test_the_server_learns_images() -> None:
+    states = []
+    for device in (ELSEWHERE, CPU):
+        algorithm = private.built("server", 0.01, device=device)
+        state = algorithm.init(private.MODEL.init(generator(0, "test")))
+        data = private.examples(*[0, 1, 2] * 4)
+        upload = algorithm.local(
+            algorithm.broadcast(state), data, {}, generator(0, "test"), ignore, private.noise()
+        ).upload
+        rng = generator(0, "server")
+        states.append(algorithm.aggregate(state, [Upload(0, upload)], rng, ignore))
+    assert equal(*states)

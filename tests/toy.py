@@ -14,6 +14,8 @@ from feddm.data.examples import Examples
 from feddm.engines.base import ClientTick, Reply, Task
 from feddm.errors import UploadError
 from feddm.models import Model, Outputs
+from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors
 from feddm.training import Tick
 
@@ -56,6 +58,10 @@ class Summing:
     die: int = -1
     refuse: int = -1
 
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        return (Unprotected("sums"),)
+
     def init(self, params: Tensors) -> Records:
         return {"params": params, "sum": {"value": torch.zeros(())}}
 
@@ -69,6 +75,7 @@ class Summing:
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
         print("what a client prints does no harm")
         tick(0.5)

@@ -8,10 +8,13 @@ print(result.records[-1].accuracy)
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import platform
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +82,10 @@ def run(
     width: int | None = None,
     ipc: int | None = None,
     seed: int | None = None,
+    privacy: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    ledger: str | Path | None = None,
     workers: int | Literal["auto"] | None = None,
     device: str | None = None,
     compile: str | None = None,
@@ -103,6 +110,11 @@ def run(
         width: Channels of the ConvNet.
         ipc: Synthetic images a class.
         seed: Everything random comes from it.
+        privacy: What protects the examples: ``features`` or ``gradients``.
+        epsilon: Privacy budget of the whole run.
+        delta: Of that guarantee.
+        ledger: Folder of the clients' ledgers, or ``new`` for this run alone; by default all
+            runs on a data set share one.
         workers: Worker processes; results do not depend on it.
         device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for a GPU if there is one.
         compile: Compile the model: ``on``, ``off``, or ``auto`` if the run is long.
@@ -123,6 +135,10 @@ def run(
         "width": width,
         "ipc": ipc,
         "seed": seed,
+        "privacy": privacy,
+        "epsilon": epsilon,
+        "delta": delta,
+        "ledger": _ledger(ledger),
         "workers": workers,
         "device": device,
         "compile": compile,
@@ -137,12 +153,13 @@ def run(
 
 def execute(config: Config, out: Path | None, observer: Observer) -> RunResult:
     """Runs a complete configuration, in a new run directory if one is named."""
-    setup = build(config)
+    run = uuid.uuid4().hex
+    setup = build(config, run, out)
+    fresh = start(setup.algorithm, config.seed)
     if out is None:
-        return _go(config, setup, start(setup.algorithm, config.seed), {}, [], None, observer)
-    with RunDirectory.create(out, config, _environment(setup)) as directory:
-        fresh = start(setup.algorithm, config.seed)
-        return _go(config, setup, fresh, {}, [], directory, observer)
+        return _go(setup, fresh, {}, [], None, observer)
+    with RunDirectory.create(out, setup.config, _environment(setup, run)) as directory:
+        return _go(setup, fresh, {}, [], directory, observer)
 
 
 def resume(
@@ -168,14 +185,15 @@ def resume(
             "data_dir": None if data_dir is None else os.path.abspath(data_dir),
         }
         config = resolve(config.model_dump(), options=options)
-        setup = build(config)
-        _compare(opened.environment(), _environment(setup), observer)
+        environment = opened.environment()
+        run = str(environment.get("run", ""))
+        setup = build(config, run, opened.path)
+        _compare(environment, _environment(setup, run), observer)
         federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
-        return _go(config, setup, federation, memories, opened.records(), opened, observer)
+        return _go(setup, federation, memories, opened.records(), opened, observer)
 
 
 def _go(
-    config: Config,
     setup: Setup,
     federation: Federation,
     memories: Mapping[int, Records],
@@ -184,6 +202,7 @@ def _go(
     observer: Observer,
 ) -> RunResult:
     """Runs the rounds that are left, writes each down, and returns the whole."""
+    config = setup.config
     for text in setup.notices:
         observer.notice(text)
     observer.started(config, setup, records)
@@ -191,9 +210,19 @@ def _go(
     cohort = cohort_size(clients, config.participation)
     workers = num_workers(config.runtime, cohort, setup.device)
     train = setup.dataset.train
-    with InProcess(
-        setup.algorithm, train, setup.shards, workers, memories, setup.device
-    ) as engine:
+    locked = contextlib.nullcontext() if setup.vaults is None else setup.vaults.locked()
+    with (
+        locked,
+        InProcess(
+            setup.algorithm,
+            train,
+            setup.shards,
+            workers,
+            memories,
+            setup.device,
+            setup.vaults,
+        ) as engine,
+    ):
         for latest, record in run_rounds(
             setup.algorithm,
             engine,
@@ -208,6 +237,9 @@ def _go(
             device=setup.device,
         ):
             federation = latest
+            if setup.vaults is not None and setup.vaults.test_seed:
+                record = replace(record, epsilon=math.inf)  # what is fixed protects nobody
+            record = _with_most(record, records)
             if directory is not None:
                 directory.save_round(federation, record, engine.memories)
             records = [*records, record]
@@ -219,6 +251,12 @@ def _go(
         # The model last: whoever finds it may take the run for finished.
         directory.write("model.safetensors", result.model.to_bytes())
     return result
+
+
+def _with_most(record: RoundRecord, before: list[RoundRecord]) -> RoundRecord:
+    """Returns the record with what any client has spent, whether or not it took part."""
+    spent = [each.epsilon for each in (*before, record) if each.epsilon is not None]
+    return replace(record, epsilon=max(spent, default=None))
 
 
 def _result(
@@ -248,14 +286,21 @@ def _result(
     )
 
 
+def _ledger(ledger: str | Path | None) -> str | None:
+    if ledger is None or ledger == "new":
+        return ledger
+    return os.path.abspath(ledger)
+
+
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values with numpy's numbers as Python's, as from a loop over `np.arange`."""
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
 
-def _environment(setup: Setup) -> dict[str, Any]:
-    """Returns what can change the bits of a run beside its configuration."""
+def _environment(setup: Setup, run: str) -> dict[str, Any]:
+    """Returns what can change the bits of a run beside its configuration, and its name."""
     return {
+        "run": run,
         "feddm": version("feddm"),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -264,7 +309,7 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": setup.device.type,
         "compiled": setup.compiled,
-        "data": fingerprint(setup),
+        "data": fingerprint(setup.dataset, setup.shards),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,18 @@ import torch
 from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
 from feddm.algorithms.base import Algorithm
 from feddm.algorithms.fedavg import FedAvg
-from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
+from feddm.algorithms.private_feddm import (
+    COUNT_MULTIPLIER,
+    FeatureFedDM,
+    FeatureRelease,
+    GradientFedDM,
+    GradientRelease,
+    ImageSteps,
+    ServerFedDM,
+)
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
 from feddm.augmentation import Augmentation
@@ -31,11 +41,15 @@ from feddm.config import (
 from feddm.data import partition
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
-from feddm.errors import ConfigError
+from feddm.errors import BudgetError, ConfigError
 from feddm.models import ConvNet, Model, ResNet18
+from feddm.privacy.accounting import Released, noise_multiplier
+from feddm.privacy.features import Bound
+from feddm.privacy.gradients import PrivateSGD
 from feddm.seeding import numpy_generator
 from feddm.tensors import CPU
 from feddm.training import SGD
+from feddm.vault import Asked, Policy, Vaults, ledger_root
 from feddm.workload import forward_flops, passes
 
 # Operations of a run beyond which compiling pays: eager code takes some four minutes for so
@@ -54,22 +68,37 @@ class Setup:
         device: Where they compute.
         compiled: Whether the model is compiled.
         notices: What the user should know about it.
+        config: The configuration, with the noise that its budget allows.
+        vaults: What clients keep about their privacy, if there is any.
     """
 
+    config: Config
     dataset: Dataset
     shards: partition.Shards
     algorithm: Algorithm
     device: torch.device = CPU
     compiled: bool = False
     notices: tuple[str, ...] = ()
+    vaults: Vaults | None = None
 
 
-def build(config: Config) -> Setup:
-    """Returns the objects that a configuration describes."""
+def build(config: Config, run: str = "", directory: Path | None = None) -> Setup:
+    """Returns the objects that a configuration describes.
+
+    Args:
+        config: What is run.
+        run: Name of the federation, unlike any other, for the clients' ledgers.
+        directory: Of the run, for ledgers that are its own.
+    """
     check(config)
     device = find_device(config.runtime.device)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
+    vaults = build_vaults(config, dataset, shards, run, directory)
+    if vaults is not None:
+        if device.type == "mps":
+            raise ConfigError("privacy needs double precision, which mps has not; use cpu")
+        config = calibrated(config, vaults)
     model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
     notices = []
     compiled = config.runtime.compile == "on" or (
@@ -80,7 +109,82 @@ def build(config: Config) -> Setup:
         notices.append(f"torch.compile does not work here, so it goes without: {problem}")
     model = accelerated(model, compiled, config.runtime.precision)
     algorithm = build_algorithm(config, model, device)
-    return Setup(dataset, shards, algorithm, device, compiled, tuple(notices))
+    if vaults is not None and vaults.test_seed:
+        notices.append("secrets are fixed by privacy.test_secret: this run is not private")
+    return Setup(config, dataset, shards, algorithm, device, compiled, tuple(notices), vaults)
+
+
+def build_vaults(
+    config: Config,
+    dataset: Dataset,
+    shards: partition.Shards,
+    run: str,
+    directory: Path | None,
+) -> Vaults | None:
+    """Returns what clients keep about their privacy, in the folder of the data set."""
+    privacy = config.privacy
+    if privacy.mechanism == "none":
+        return None
+    if privacy.unit == "group" and dataset.train.group is None:
+        raise ConfigError(
+            f"privacy.unit cannot be group: {dataset.info.name} does not say whom an example "
+            "is about"
+        )
+    if privacy.unit == "group" and dataset.train.group is not None:
+        _check_whole_groups(dataset.train.group, shards)
+    folder = Path(privacy.ledger) if privacy.ledger else ledger_root()
+    if privacy.ledger == "new":
+        if directory is None:
+            raise ConfigError("a ledger of its own needs a run directory; name one with out")
+        folder = directory.absolute() / "ledger"
+    return Vaults(
+        folder / dataset.info.name,
+        split=fingerprint(dataset, shards),
+        run=run,
+        policy=Policy(privacy.epsilon or math.inf, privacy.delta),
+        test_seed=privacy.test_secret,
+        asked=Asked(config.algorithm, privacy.mechanism, privacy.unit),
+    )
+
+
+def _check_whole_groups(group: torch.Tensor, shards: partition.Shards) -> None:
+    """Raises `ConfigError` if a group is spread over clients, each of which releases it."""
+    seen: set[int] = set()
+    for shard in shards:
+        here = set(group[torch.from_numpy(shard)].tolist())
+        if here & seen:
+            raise ConfigError(
+                "privacy.unit cannot be group: this split gives examples of one group to "
+                "several clients, and their costs would add up"
+            )
+        seen |= here
+
+
+def calibrated(config: Config, vaults: Vaults) -> Config:
+    """Returns the configuration with the noise that its budget asks for."""
+    privacy = config.privacy
+    if privacy.noise_multiplier or privacy.mechanism == "paper":
+        return config
+    features = privacy.mechanism == "features"
+    spent = vaults.spent()
+    if config.algorithm == "feddm" and not features:
+        spent = [*spent, Released(config.rounds, COUNT_MULTIPLIER)]
+    try:
+        multiplier = noise_multiplier(
+            privacy.epsilon,
+            privacy.delta,
+            times=config.rounds * int(config.synthesis.networks if features else privacy.steps),
+            sample_rate=1.0 if features else privacy.sample_rate,
+            spent=spent,
+        )
+    except BudgetError as error:
+        raise BudgetError(
+            f"{error} (the ledger is {vaults.folder}); for experiments on public data, "
+            "--ledger new begins another"
+        ) from error
+    return config.model_copy(
+        update={"privacy": privacy.model_copy(update={"noise_multiplier": multiplier})}
+    )
 
 
 def check(config: Config) -> None:
@@ -173,14 +277,23 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         weight_decay=config.local.weight_decay,
         augmentation=augmentation if config.local.augment else None,
     )
+    private = None
+    if config.privacy.mechanism == "gradients":
+        private = build_private_sgd(config, local_sgd)
     if config.algorithm == "fedavg":
-        return FedAvg(model, local_sgd)
+        return FedAvg(model, local_sgd, private=private)
     if config.algorithm == "fedprox":
-        return FedProx(model, local_sgd, config.local.mu)
+        return FedProx(model, local_sgd, config.local.mu, private=private)
     if config.algorithm == "fednova":
-        return FedNova(model, local_sgd)
+        return FedNova(model, local_sgd, private=private)
     if config.algorithm == "scaffold":
-        return Scaffold(model, local_sgd, config.local.server_lr, config.partition.clients)
+        return Scaffold(
+            model,
+            local_sgd,
+            config.local.server_lr,
+            config.partition.clients,
+            private=private,
+        )
     server_sgd = SGD(
         lr=config.server.lr,
         epochs=config.server.epochs,
@@ -205,7 +318,76 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
     }
     if config.algorithm == "real":
         return Real(**union)
-    return FedDM(**union, synthesis=build_synthesis(config.synthesis, augmentation))
+    if config.privacy.mechanism in ("none", "paper"):
+        noise = None
+        if config.privacy.mechanism == "paper":
+            noise = PaperNoise(config.privacy.noise_multiplier, config.privacy.clip)
+        synthesis = build_synthesis(config.synthesis, augmentation)
+        return FedDM(**union, synthesis=synthesis, paper_noise=noise)
+    return build_private_feddm(config, augmentation, union)
+
+
+def build_private_sgd(config: Config, sgd: SGD) -> PrivateSGD:
+    """Returns how clients train under privacy."""
+    privacy = config.privacy
+    return PrivateSGD(
+        sgd,
+        steps=privacy.steps,
+        sample_rate=privacy.sample_rate,
+        expected_batch=privacy.sample_rate * expected_examples(config),
+        most=privacy.clip,
+        noise_multiplier=privacy.noise_multiplier,
+        unit=privacy.unit,
+    )
+
+
+def build_private_feddm(
+    config: Config, augmentation: Augmentation, union: dict[str, Any]
+) -> Algorithm:
+    """Returns FedDM with its mechanism of privacy."""
+    privacy, synthesis = config.privacy, config.synthesis
+    if privacy.mechanism == "gradients":
+        gradients = GradientRelease(
+            steps=privacy.steps,
+            radius=synthesis.radius,
+            sample_rate=privacy.sample_rate,
+            expected_batch=privacy.sample_rate
+            * expected_examples(config)
+            / union["model"].num_classes,
+            most=privacy.clip,
+            noise_multiplier=privacy.noise_multiplier,
+            unit=privacy.unit,
+        )
+        return GradientFedDM(
+            **union, release=gradients, lr=synthesis.lr, momentum=synthesis.momentum
+        )
+    assert synthesis.networks != "fresh"  # the configuration was checked
+    numbers = privacy.projection or num_features(union["model"])
+    release = FeatureRelease(
+        networks=synthesis.networks,
+        radius=synthesis.radius,
+        bound=Bound(privacy.clip * math.sqrt(numbers + union["model"].num_classes)),
+        noise_multiplier=privacy.noise_multiplier,
+        projection=privacy.projection or None,
+        augmentation=augmentation if synthesis.augment else None,
+        unit=privacy.unit,
+    )
+    steps = ImageSteps(synthesis.steps, synthesis.lr, synthesis.momentum)
+    if privacy.learn == "server":
+        return ServerFedDM(**union, release=release, image_steps=steps)
+    return FeatureFedDM(**union, release=release, image_steps=steps)
+
+
+def num_features(model: Model) -> int:
+    """Returns how many numbers an embedding has."""
+    with torch.no_grad():
+        outputs = model(model.init(torch.Generator()), torch.zeros(1, *model.shape))
+    return outputs.embedding.shape[1]
+
+
+def expected_examples(config: Config) -> float:
+    """Returns the examples that a client is taken to have: a public figure, not its own."""
+    return describe(config.data.name).num_train / config.partition.clients
 
 
 def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synthesis:
@@ -237,13 +419,13 @@ def num_workers(config: RuntimeConfig, cohort: int, device: torch.device = CPU) 
     return min(cores, cohort)
 
 
-def fingerprint(setup: Setup) -> str:
+def fingerprint(dataset: Dataset, shards: partition.Shards) -> str:
     """Returns a digest of the data and of their split, to know them again."""
     digest = hashlib.blake2b(digest_size=16)
-    for examples in (setup.dataset.train, setup.dataset.test):
+    for examples in (dataset.train, dataset.test):
         digest.update(examples.x.numpy().data)
         digest.update(examples.y.numpy().data)
-    for shard in setup.shards:
+    for shard in shards:
         digest.update(len(shard).to_bytes(8, "little"))
         digest.update(shard.data)
     return digest.hexdigest()

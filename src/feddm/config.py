@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from feddm.errors import ConfigError
-from feddm.presets import PRESETS, merged, preset_values
+from feddm.presets import PRESETS, merged, preset_values, private_values
 
 # Options that people change often, and the keys that they set.
 OPTIONS = {
@@ -45,10 +45,15 @@ OPTIONS = {
     "device": "runtime.device",
     "compile": "runtime.compile",
     "data_dir": "data.dir",
+    "privacy": "privacy.mechanism",
+    "epsilon": "privacy.epsilon",
+    "delta": "privacy.delta",
+    "ledger": "privacy.ledger",
 }
 
 Algorithm = Literal["feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+Mechanism = Literal["none", "features", "gradients", "paper"]
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -182,6 +187,43 @@ class AugmentationConfig(Section):
     cutout: Fraction = Field(description="Blank out a square with this share of the side.")
 
 
+class PrivacyConfig(Section):
+    """What protects the clients' examples, and how much of it."""
+
+    mechanism: Mechanism = Field(
+        "none", description="features or gradients; paper: its noise, which gives no guarantee."
+    )
+    epsilon: NonNegativeFloat = Field(
+        0.0, description="Budget of all rounds together; 0: the noise is given instead."
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="Of the guarantee.")
+    noise_multiplier: NonNegativeFloat = Field(
+        0.0, description="Noise over what one unit can change; 0: from epsilon."
+    )
+    clip: PositiveFloat = Field(
+        1.0, description="Most that an example adds; for features times sqrt(their number)."
+    )
+    projection: NonNegativeInt = Field(
+        64, description="Numbers to which an embedding is projected; 0: all of them."
+    )
+    learn: Literal["client", "server"] = Field(
+        "client", description="Where images are learned from the noisy sums of features."
+    )
+    steps: PositiveInt = Field(50, description="Noisy gradient steps of a client in a round.")
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="Probability of an example to be in the sample of a step."
+    )
+    unit: Literal["example", "group", "client"] = Field(
+        "example", description="What is protected as a whole: group is such as a patient."
+    )
+    ledger: str = Field(
+        "", description="Folder of the ledgers; else one for all runs; new: for this run alone."
+    )
+    test_secret: str = Field(
+        "", description="Fixed secrets, for tests: the run is then not private."
+    )
+
+
 class RuntimeConfig(Section):
     """Where and how the work is done; all but the workers change bits of results."""
 
@@ -221,6 +263,7 @@ class Config(Section):
     server: ServerConfig
     local: LocalConfig
     augmentation: AugmentationConfig
+    privacy: PrivacyConfig = PrivacyConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     def to_toml(self) -> str:
@@ -259,18 +302,76 @@ def resolve(
         name, str(given.get("algorithm", "feddm")), dataset, _name_in(given.get("model"), "")
     )
     under["data"] = {"name": dataset}
+    mechanism = _mechanism(given)
+    under = merged(under, private_values(mechanism))
     # A preset that is asked for beside a file lies over it; one inside the file lies under it.
     values = merged(merged(file or {}, under) if preset else merged(under, file or {}), over)
     try:
         config = Config.model_validate(values | {"preset": name})
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors()[0], values)) from None
+    _check_privacy(config, given)
     if config.algorithm == "scaffold" and config.local.momentum:
         raise ConfigError(
             f"local.momentum must be 0 for scaffold, got {config.local.momentum}: "
             "momentum would count a correction many times"
         )
     return config
+
+
+def _mechanism(given: Mapping[str, Any]) -> str:
+    """Returns what protects the examples: named, or the usual one if a budget is given."""
+    privacy = given.get("privacy")
+    if not isinstance(privacy, Mapping):
+        return "none"
+    if "mechanism" in privacy or not privacy.get("epsilon"):
+        return str(privacy.get("mechanism", "none"))
+    return "features" if given.get("algorithm", "feddm") == "feddm" else "gradients"
+
+
+def _check_privacy(config: Config, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where settings and a guarantee exclude each other."""
+    privacy, synthesis = config.privacy, config.synthesis
+    if privacy.mechanism == "none":
+        if privacy.epsilon or privacy.noise_multiplier:
+            raise ConfigError("a budget or noise needs a mechanism; name one with --privacy")
+        return
+    if config.algorithm == "real":
+        raise ConfigError("real sends real images, which nothing makes private")
+    if privacy.mechanism in ("features", "paper") and config.algorithm != "feddm":
+        raise ConfigError(
+            f"--privacy {privacy.mechanism} is for feddm; {config.algorithm} takes gradients"
+        )
+    if not privacy.epsilon and not privacy.noise_multiplier:
+        raise ConfigError(
+            "privacy needs a budget or the noise: --epsilon, or --set privacy.noise_multiplier"
+        )
+    if privacy.mechanism == "paper":
+        if privacy.epsilon:
+            raise ConfigError(
+                "--privacy paper gives no guarantee, so it has no epsilon; its noise is "
+                "--set privacy.noise_multiplier"
+            )
+        return
+    if synthesis.start != "noise" and config.algorithm == "feddm":
+        raise ConfigError(
+            f"synthesis.start must be noise with --privacy {privacy.mechanism}: what begins "
+            "with images of a client shows them"
+        )
+    if synthesis.networks == "fresh" and privacy.mechanism == "features":
+        raise ConfigError("synthesis.networks must be a number: every network is a release")
+    if synthesis.second_moment:
+        raise ConfigError("synthesis.second_moment is not among what is released")
+    if synthesis.schedule != "constant" or synthesis.rounding != "final":
+        raise ConfigError(
+            "synthesis.schedule and .rounding must be constant and final with privacy"
+        )
+    if synthesis.augment and config.algorithm == "feddm" and privacy.mechanism == "gradients":
+        raise ConfigError("synthesis.augment must be off with --privacy gradients")
+    if config.local.augment and config.algorithm != "feddm":
+        raise ConfigError(
+            "local.augment must be off: the change of one image would depend on the others"
+        )
 
 
 def _name_in(section: Any, default: str) -> str:

@@ -8,8 +8,10 @@
   - UploadError            a client's upload is not what the algorithm expects
   - EmptyRoundError        no client returned anything to learn from
   - EngineError            a client could not be run
+  - LedgerError            what a client keeps about its privacy cannot be used
   - RunDirectoryError      a run directory cannot be made, read or continued
   - MissingExtraError      a part of feddm that is not installed
+  - BudgetError            more would be released than the privacy budget allows
 """
 
 
@@ -45,9 +47,17 @@ class EngineError(FedDMError):
     """A client could not be run."""
 
 
+class LedgerError(FedDMError):
+    """What a client keeps about its privacy cannot be written, read or trusted."""
+
+
 class RunDirectoryError(FedDMError):
     """A run directory cannot be made, read or continued."""
 
 
 class MissingExtraError(FedDMError):
     """A part of feddm is not installed; the message says how to install it."""
+
+
+class BudgetError(FedDMError):
+    """More would be released than the privacy budget allows."""

@@ -53,6 +53,7 @@ class RoundRecord:
         client_seconds: Computing time of all clients together.
         server_seconds: Computing time of the server, without evaluation.
         clients: Each client's part.
+        epsilon: The most that any client has spent so far; ``None`` without privacy.
     """
 
     round: int
@@ -65,6 +66,7 @@ class RoundRecord:
     client_seconds: float
     server_seconds: float
     clients: tuple[ClientRecord, ...]
+    epsilon: float | None = None
 
 
 def start(algorithm: Algorithm, seed: int) -> Federation:
@@ -133,6 +135,10 @@ def run(
                 client_seconds=sum(record.seconds for record in records),
                 server_seconds=server_seconds,
                 clients=tuple(records),
+                epsilon=max(
+                    (r.metrics["epsilon"] for r in records if "epsilon" in r.metrics),
+                    default=None,
+                ),
             ),
         )
 

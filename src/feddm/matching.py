@@ -10,7 +10,7 @@ the mean logits beside the mean embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from feddm.formation import expanded
 from feddm.models import CHUNK, Around, Model, Outputs, chunks
 from feddm.tensors import Tensors, norm
 from feddm.training import Schedule, Tick, ignore, share_at
+
+Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their slots, step
 
 
 class ClassMeans(NamedTuple):
@@ -76,7 +78,8 @@ def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[st
 
 def class_sums(outputs: Outputs, slots: Tensor, num_slots: int) -> ClassMeans:
     """Returns the summed outputs of each slot."""
-    belongs = (slots == torch.arange(num_slots, device=slots.device)[:, None]).float()
+    belongs = slots == torch.arange(num_slots, device=slots.device)[:, None]
+    belongs = belongs.to(outputs.logits.dtype)
     return ClassMeans(belongs @ outputs.embedding, belongs @ outputs.logits)
 
 
@@ -138,6 +141,12 @@ def fresh_targets(
         yield Target(params, real_means(model, params, data, drawn, transform), transform)
 
 
+def unperturbed(gradient: Tensor, slots: Tensor, step: int) -> Tensor:
+    """A `Perturb` that leaves gradients as they are."""
+    del slots, step
+    return gradient
+
+
 def synthesize(
     model: Model,
     images: Tensor,
@@ -150,6 +159,7 @@ def synthesize(
     steps: int,
     formation: int = 1,
     seen: Transform = unchanged_images,
+    perturb: Perturb = unperturbed,
     tick: Tick = ignore,
 ) -> tuple[Tensor, list[float]]:
     """Returns the images after one step of SGD for each target, and the loss before each step.
@@ -166,6 +176,7 @@ def synthesize(
         formation: Each image holds so many small ones a side.
         seen: What networks see of the images; its derivative is taken to be 1, so that it may
             be a step function.
+        perturb: Changes a gradient before the step.
         tick: Told how far the work is.
     """
     images = images.clone()
@@ -184,6 +195,7 @@ def synthesize(
             gradient, share = image_gradient(
                 model, shown[part], slots[part] - first, part_of_target, formation
             )
+            gradient = perturb(gradient, slots[part], step)
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr_now)
             loss += share
         losses.append(loss)

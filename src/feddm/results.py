@@ -11,8 +11,14 @@ from feddm.federation import ClientRecord, RoundRecord
 
 
 def to_line(record: RoundRecord) -> str:
-    """Returns the record as one line of JSON; a number that is not finite becomes null."""
-    return json.dumps(finite(dataclasses.asdict(record)), allow_nan=False)
+    """Returns the record as one line of JSON; a number that is not finite becomes null.
+
+    Without privacy there is no epsilon; one that is null is not finite, and so no guarantee.
+    """
+    fields = finite(dataclasses.asdict(record))
+    if record.epsilon is None:
+        del fields["epsilon"]
+    return json.dumps(fields, allow_nan=False)
 
 
 def from_line(line: str) -> RoundRecord:
@@ -22,6 +28,8 @@ def from_line(line: str) -> RoundRecord:
         if not isinstance(fields["round"], int):
             raise TypeError(f"round {fields['round']!r}")
         clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
+        if "epsilon" in fields and fields["epsilon"] is None:
+            fields["epsilon"] = math.inf
         return RoundRecord(**_numbers(fields), clients=clients)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a line of results: {error}") from error

@@ -108,6 +108,9 @@ def _what(config: Config) -> dict[str, Any]:
     values = config.model_dump()
     values["data"].pop("dir")
     values["runtime"].pop("workers")
+    if config.privacy.epsilon:
+        # A run writes down the noise that its budget asked for.
+        values["privacy"].pop("noise_multiplier")
     return values
 
 

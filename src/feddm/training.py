@@ -98,9 +98,8 @@ def train(
         tick: Told how far training is.
     """
     gradient = gradient or mean_gradient
-    params = {name: tensor.detach().clone() for name, tensor in params.items()}
-    velocity: dict[str, Tensor] | None = None
-    loss, steps = float("nan"), 0
+    descent = Descent(params, sgd, adjust, project)
+    loss = float("nan")
     all_steps = sgd.epochs * math.ceil(len(data) / sgd.batch_size)
     for epoch in range(sgd.epochs):
         total = 0.0
@@ -108,25 +107,51 @@ def train(
             batch = data[index]
             if sgd.augmentation is not None:
                 batch = batch._replace(x=sgd.augmentation.each(batch.x, rng))
-            grads, batch_loss = gradient(model, params, batch)
+            grads, batch_loss = gradient(model, descent.params, batch)
             total += batch_loss * len(index)
-            grads = dict(adjust(grads, params))
-            if sgd.weight_decay:
-                grads = zip_map(lambda g, w: g.add_(w, alpha=sgd.weight_decay), grads, params)
-            if sgd.momentum and velocity is not None:
-                grads = zip_map(lambda v, g: v.mul_(sgd.momentum).add_(g), velocity, grads)
-            velocity = grads
-            params = moved_down(params, grads, sgd.lr_at(steps / all_steps))
-            params = dict(project(params))
-            steps += 1
+            descent.step(grads, descent.steps / all_steps)
         loss = total / len(data)
         tick((epoch + 1) / sgd.epochs)
-    return Trained(params, loss, steps)
+    return Trained(descent.params, loss, descent.steps)
 
 
-def moved_down(params: Tensors, direction: Tensors, lr: float) -> dict[str, Tensor]:
-    """Returns the parameters after a step against a direction, made in place."""
-    return zip_map(lambda w, d: w.sub_(d, alpha=lr), params, direction)
+class Descent:
+    """Parameters on their way down: SGD, apart from where its gradients come from.
+
+    Args:
+        params: Where it starts; they are left as they are.
+        sgd: How it steps.
+        adjust: Changes the gradient without seeing examples.
+        project: Applied after every step.
+    """
+
+    def __init__(
+        self,
+        params: Tensors,
+        sgd: SGD,
+        adjust: Adjust = unchanged,
+        project: Project = unchanged,
+    ) -> None:
+        self.params = {name: tensor.detach().clone() for name, tensor in params.items()}
+        self.steps = 0
+        self._sgd = sgd
+        self._adjust = adjust
+        self._project = project
+        self._velocity: dict[str, Tensor] | None = None
+
+    def step(self, grads: Tensors, fraction: float) -> None:
+        """Takes one step, when this fraction of all steps is done."""
+        sgd = self._sgd
+        grads = dict(self._adjust(grads, self.params))
+        if sgd.weight_decay:
+            grads = zip_map(lambda g, w: g.add_(w, alpha=sgd.weight_decay), grads, self.params)
+        if sgd.momentum and self._velocity is not None:
+            grads = zip_map(lambda v, g: v.mul_(sgd.momentum).add_(g), self._velocity, grads)
+        self._velocity = grads
+        lr = sgd.lr_at(fraction)
+        params = zip_map(lambda w, g: w.sub_(g, alpha=lr), self.params, grads)
+        self.params = dict(self._project(params))
+        self.steps += 1
 
 
 def shuffled_batches(num: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:

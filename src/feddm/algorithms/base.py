@@ -22,6 +22,8 @@ import torch
 from feddm.data.examples import Examples
 from feddm.errors import UploadError
 from feddm.models import Model
+from feddm.privacy.accounting import Event
+from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors
 from feddm.training import Tick
 
@@ -34,11 +36,13 @@ class LocalResult:
         upload: All that goes to the server, and so all that is counted.
         memory: What the client wants to have back next time.
         metrics: Figures about the work, for the log.
+        released: What was released of the examples, if the algorithm is private.
     """
 
     upload: Records
     memory: Records = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    released: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Algorithm(Protocol):
     def model(self) -> Model:
         """The model that is learned."""
 
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        """What a client releases of its examples in one round; known beforehand."""
+
     def init(self, params: Tensors) -> Records:
         """Returns the state before the first round."""
 
@@ -69,8 +77,12 @@ class Algorithm(Protocol):
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
-        """Returns the result of one client's work."""
+        """Returns the result of one client's work.
+
+        With privacy, what depends on examples leaves through `noise` alone.
+        """
 
     def check(self, upload: Records, download: Records) -> None:
         """Raises `UploadError` if `local` cannot have sent this for that download."""

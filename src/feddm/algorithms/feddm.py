@@ -1,4 +1,4 @@
-"""FedDM, Algorithm 1 without its noise.
+"""FedDM, Algorithm 1.
 
 Xiong et al. FedDM: Iterative Distribution Matching for Communication-Efficient Federated
 Learning. CVPR 2023. https://arxiv.org/abs/2207.09653
@@ -11,9 +11,10 @@ match.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,8 +24,10 @@ from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
 from feddm.augmentation import Augmentation, unchanged_images
 from feddm.data.examples import Examples, Members
-from feddm.matching import Squares, Target, fresh_targets, synthesize
+from feddm.matching import Perturb, Squares, Target, fresh_targets, synthesize, unperturbed
 from feddm.models import Model
+from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.release import Noise
 from feddm.tensors import Records
 from feddm.training import Schedule, Tick
 
@@ -65,10 +68,56 @@ class Synthesis:
 
 
 @dataclass(frozen=True)
+class PaperNoise:
+    """The noise of Algorithm 1, for sigma > 0. It gives no guarantee.
+
+    What is clipped is the mean gradient of a batch, which one example can move by more than the
+    noise hides; and the images begin as real ones, of the classes that a client has.
+
+    Args:
+        sigma: Deviations of the noise over ``clip / batch``.
+        clip: Length of a class's gradient, ``C``.
+    """
+
+    sigma: float
+    clip: float
+
+    def perturbed(
+        self, gradient: Tensor, slots: Tensor, step: int, batches: Tensor, noise: Noise
+    ) -> Tensor:
+        """Returns the gradient clipped class by class, with noise.
+
+        Args:
+            gradient: With respect to images.
+            slots: The slot of each image.
+            step: Number of the step.
+            batches: Real images of each slot that the gradient is from.
+            noise: Where it comes from.
+        """
+        result = torch.empty_like(gradient)
+        for slot in slots.unique().tolist():
+            mine = slots == slot
+            part = gradient[mine]
+            number = step * len(batches) + slot
+            drawn = noise.unprotected(number, part.shape, UNPROTECTED).float().to(part.device)
+            shorter = part / max(1.0, float(part.norm()) / self.clip)
+            result[mine] = shorter + self.sigma * self.clip / int(batches[slot]) * drawn
+        return result
+
+
+UNPROTECTED = "synthetic images"
+
+
+@dataclass(frozen=True)
 class FedDM(TrainsOnUnion):
     """Clients upload synthetic sets that they learned; the server trains on their union."""
 
     synthesis: Synthesis
+    paper_noise: PaperNoise | None = field(default=None, kw_only=True)
+
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        return (Unprotected(UNPROTECTED),)
 
     def local(
         self,
@@ -77,6 +126,7 @@ class FedDM(TrainsOnUnion):
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
         classes, members = data.by_class(self.min_class_size)
         if not classes:
@@ -93,6 +143,7 @@ class FedDM(TrainsOnUnion):
             steps=self.synthesis.steps,
             formation=self.formation,
             seen=self.coding.rounded if self.synthesis.straight_through else unchanged_images,
+            perturb=self._perturb(members, noise),
             tick=tick,
         )
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
@@ -102,7 +153,18 @@ class FedDM(TrainsOnUnion):
         after = (
             {"last": {"x": images, "slots": slots}} if self.synthesis.start == "last" else {}
         )
-        return LocalResult(upload, after, metrics)
+        return LocalResult(upload, after, metrics, noise.released if noise else ())
+
+    def _perturb(self, members: Members, noise: Noise | None) -> Perturb:
+        """Returns what is done to gradients: nothing, unless the paper's noise is asked for."""
+        if self.paper_noise is None:
+            return unperturbed
+        if noise is None:
+            raise ValueError("the paper's noise needs a source")
+        batches = members.counts
+        if self.synthesis.real_batch is not None:
+            batches = batches.clamp(max=self.synthesis.real_batch)
+        return functools.partial(self.paper_noise.perturbed, batches=batches, noise=noise)
 
     def _matched_model(self) -> Model:
         """Returns the model whose mean outputs are matched."""

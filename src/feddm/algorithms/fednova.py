@@ -7,7 +7,7 @@ Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,8 +16,11 @@ from feddm.algorithms.fedavg import check_size, size
 from feddm.data.examples import Examples
 from feddm.errors import UploadError
 from feddm.models import Model
+from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.gradients import PrivateSGD, trained_locally
+from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors, weighted_mean, zip_map
-from feddm.training import SGD, Tick, train
+from feddm.training import SGD, Tick
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,17 @@ class FedNova:
 
     So a client that takes more steps does not pull harder. The server goes
     ``sum_k p_k a_k`` times the mean direction, with ``p_k = n_k / n``. If all clients take the
-    same number of steps, this is FedAvg.
+    same number of steps, this is FedAvg; under privacy they do, since a number of steps that
+    depends on the data would tell about them.
     """
 
     model: Model
     local_sgd: SGD
+    private: PrivateSGD | None = field(default=None, kw_only=True)
+
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        return self.private.planned if self.private else (Unprotected("weights"),)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -45,18 +54,28 @@ class FedNova:
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
         del memory
-        trained = train(self.model, download["params"], data, self.local_sgd, rng, tick=tick)
+        trained = trained_locally(
+            self.model,
+            download["params"],
+            data,
+            self.local_sgd,
+            self.private,
+            rng,
+            noise,
+            tick=tick,
+        )
         a = gradient_weight(trained.steps, self.local_sgd.momentum)
         upload = {
             "direction": zip_map(
                 lambda before, after: (before - after) / a, download["params"], trained.params
             ),
             "coefficient": {"a": torch.tensor(a)},
-            "size": {"examples": torch.tensor(len(data))},
+            "size": {"examples": torch.tensor(trained.size)},
         }
-        return LocalResult(upload, metrics={"loss": trained.loss, "steps": trained.steps})
+        return LocalResult(upload, metrics=trained.metrics, released=trained.released)
 
     def check(self, upload: Records, download: Records) -> None:
         template = {

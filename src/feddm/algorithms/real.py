@@ -13,6 +13,8 @@ import torch
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
 from feddm.data.examples import Examples
+from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.release import Noise
 from feddm.tensors import Records
 from feddm.training import Tick
 
@@ -21,6 +23,10 @@ from feddm.training import Tick
 class Real(TrainsOnUnion):
     """Clients upload random real images of each class; the server trains on their union."""
 
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        return (Unprotected("real images"),)
+
     def local(
         self,
         download: Records,
@@ -28,8 +34,9 @@ class Real(TrainsOnUnion):
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
-        del download, memory, tick
+        del download, memory, tick, noise
         classes, members = data.by_class(self.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())

@@ -11,15 +11,18 @@ the change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
 from feddm.data.examples import Examples
 from feddm.models import Model
+from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.gradients import PrivateSGD, trained_locally
+from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors, weighted_mean, zip_map
-from feddm.training import SGD, Tick, train
+from feddm.training import SGD, Tick
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,19 @@ class Scaffold:
         local_sgd: How clients train; momentum would count a correction many times.
         server_lr: How far the server follows the mean update.
         clients: Number of all clients, whether or not they take part in a round.
+        private: How they train under privacy. A variate is made of what is uploaded, and so is
+            as private as that.
     """
 
     model: Model
     local_sgd: SGD
     server_lr: float
     clients: int
+    private: PrivateSGD | None = field(default=None, kw_only=True)
+
+    @property
+    def planned(self) -> tuple[Event, ...]:
+        return self.private.planned if self.private else (Unprotected("weights"),)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params, "control": zip_map(torch.zeros_like, params)}
@@ -53,6 +63,7 @@ class Scaffold:
         memory: Records,
         rng: torch.Generator,
         tick: Tick,
+        noise: Noise | None = None,
     ) -> LocalResult:
         x, c = download["params"], download["control"]
         c_i = memory["control"] if memory else zip_map(torch.zeros_like, c)
@@ -62,7 +73,17 @@ class Scaffold:
             del params
             return zip_map(torch.add, grads, drift)
 
-        trained = train(self.model, x, data, self.local_sgd, rng, adjust=corrected, tick=tick)
+        trained = trained_locally(
+            self.model,
+            x,
+            data,
+            self.local_sgd,
+            self.private,
+            rng,
+            noise,
+            adjust=corrected,
+            tick=tick,
+        )
         y = trained.params
         scale = 1 / (trained.steps * self.local_sgd.lr)
         c_next = zip_map(lambda d, x, y: (x - y) * scale - d, drift, x, y)
@@ -70,8 +91,7 @@ class Scaffold:
             "update": zip_map(torch.sub, y, x),
             "control": zip_map(torch.sub, c_next, c_i),
         }
-        metrics = {"loss": trained.loss, "steps": trained.steps}
-        return LocalResult(upload, {"control": c_next}, metrics)
+        return LocalResult(upload, {"control": c_next}, trained.metrics, trained.released)
 
     def check(self, upload: Records, download: Records) -> None:
         check_like(upload, {"update": download["params"], "control": download["control"]})

@@ -73,7 +73,7 @@ class TrainsOnUnion:
         labels = torch.tensor(classes, dtype=label_dtype(self.model.num_classes))
         examples = {**self.coding.encode(images.cpu()), "y": labels[slots]}
         if self.weighting == "examples":
-            examples["weight"] = (sizes / torch.bincount(slots))[slots]
+            examples["weight"] = (sizes / torch.bincount(slots))[slots].float()
         return {"examples": examples}
 
     def pack_nothing(self) -> Records:
@@ -96,7 +96,7 @@ class TrainsOnUnion:
             names |= {"weight"}
         if set(upload) != {"examples"} or set(upload["examples"]) != names:
             raise UploadError(f"an upload is examples with {', '.join(sorted(names))}, no more")
-        examples = self._decoded(upload["examples"])
+        examples = self.decoded(upload["examples"])
         y, shape = examples["y"], examples["x"].shape[:1]
         if y.dtype != label_dtype(self.model.num_classes) or y.shape != shape:
             raise UploadError("an upload has one label an image, in the smallest type")
@@ -113,12 +113,18 @@ class TrainsOnUnion:
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
     ) -> Records:
-        union = united((u.client, self._decoded(u.records["examples"])) for u in uploads)
+        union = united((u.client, self.decoded(u.records["examples"])) for u in uploads)
         if not len(union.get("y", ())):
             raise EmptyRoundError(
                 f"no client has a class with {self.min_class_size} images or more; "
                 "lower synthesis.min_class_size or use fewer clients"
             )
+        return self.learned(state, union, rng, tick)
+
+    def learned(
+        self, state: Records, union: Tensors, rng: torch.Generator, tick: Tick
+    ) -> Records:
+        """Returns the state after training on a union of labelled images."""
         memory = self._remembered(union, state.get("replay"))
         center = moved(state, self.device)["params"]
         trained = train(
@@ -135,7 +141,7 @@ class TrainsOnUnion:
             after["replay"] = memory
         return moved(after, CPU)
 
-    def _decoded(self, sent: Tensors) -> dict[str, Tensor]:
+    def decoded(self, sent: Tensors) -> dict[str, Tensor]:
         """Returns the examples of an upload, with images as a model takes them."""
         coded = {name: tensor for name, tensor in sent.items() if name in self.coding.names}
         rest = {name: tensor for name, tensor in sent.items() if name not in coded}

@@ -15,7 +15,17 @@ from typing import Annotated, NoReturn
 import typer
 
 from feddm.allocation import keep_freed_memory
-from feddm.cli import ablate, bench, compare, config, data, message_size, partition, run
+from feddm.cli import (
+    ablate,
+    bench,
+    compare,
+    config,
+    data,
+    message_size,
+    partition,
+    privacy,
+    run,
+)
 from feddm.errors import FedDMError
 
 app = typer.Typer(
@@ -42,6 +52,7 @@ app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLE
 )
 app.command(rich_help_panel=LOOKING, epilog=bench.BENCH_EXAMPLES)(bench.bench)
 app.command(rich_help_panel=LOOKING, epilog=bench.PROFILE_EXAMPLES)(bench.profile)
+app.add_typer(privacy.app, name="privacy", rich_help_panel=LOOKING, epilog=privacy.EXAMPLES)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING, epilog=data.EXAMPLES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -149,6 +150,11 @@ def _rest(report: Report) -> Section:
                 f"{workers.memory_few_mb:,.0f} and {workers.memory_all_mb:,.0f} MB",
             ],
             ["the ball's share of a server's step", f"{100 * report.projection_share:.2f} %"],
+            *(
+                [["a private client by a plain one", f"{report.private_ratio:.2f} times"]]
+                if math.isfinite(report.private_ratio)
+                else []
+            ),
             [
                 "peak memory, ten clients, two workers",
                 f"{memory.total_mb:,.0f} MB, {memory.workers_mb:,.0f} of it in workers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,10 +19,11 @@ from feddm.seeding import generator
 if TYPE_CHECKING:
     from feddm.api import RunResult
     from feddm.build import Setup
-    from feddm.config import Config
+    from feddm.config import Config, PrivacyConfig
     from feddm.federation import RoundRecord
 
 HEADER = "    round  accuracy     loss         up       down   clients   server"
+PRIVATE_HEADER = "    round  accuracy     loss         up       down   epsilon   server"
 STAGES = {"clients": "clients learn", "server": "server trains"}
 
 
@@ -100,7 +102,10 @@ class TextDisplay(Display):
             f"examples and {(table > 0).sum(1).mean():.1f} of {len(info.classes)} classes on "
             f"average; {config.model.name} with {size:,} parameters."
         )
-        self._print(HEADER, style="bold")
+        private = config.privacy.mechanism != "none"
+        if private:
+            self._print(privacy_text(config))
+        self._print(PRIVATE_HEADER if private else HEADER, style="bold")
         for record in records:
             self._print(line(record, self._rounds), style="dim")
         self._tasks = {
@@ -133,6 +138,8 @@ class TextDisplay(Display):
             f"round {best.round}. All clients sent {size_text(up)} and received "
             f"{size_text(down)}."
         )
+        if (spent := records[-1].epsilon) is not None:
+            self._print(f"Privacy spent: {epsilon_text(spent, result.config.privacy.delta)}.")
         if result.directory is not None:
             self._print(f"Everything is in {result.directory}")
 
@@ -152,8 +159,50 @@ def line(record: RoundRecord, rounds: int) -> str:
     return (
         f"{f'{record.round}/{rounds}':>9} {percent(record.accuracy):>9} {record.loss:>8.4f} "
         f"{size_text(record.bytes_up):>10} {size_text(record.bytes_down):>10} "
-        f"{record.client_seconds:>7.1f} s {record.server_seconds:>6.1f} s"
+        f"{_spent_or_seconds(record):>9} {record.server_seconds:>6.1f} s"
     )
+
+
+def _spent_or_seconds(record: RoundRecord) -> str:
+    # How long a private client computes would tell how many examples it has.
+    if record.epsilon is None:
+        return f"{record.client_seconds:.1f} s"
+    return f"{record.epsilon:.3f}" if math.isfinite(record.epsilon) else "none"
+
+
+def privacy_text(config: Config) -> str:
+    """Returns what is protected, how and how much."""
+    privacy = config.privacy
+    if privacy.mechanism == "paper":
+        return (
+            f"Noise of the paper, sigma {privacy.noise_multiplier:g}: no guarantee. It clips "
+            "the mean of a batch, begins with real images, and shows a client's classes. (The "
+            f"paper's formula would say epsilon {nominal_epsilon(privacy):.3g} at delta "
+            f"{privacy.delta:g}: nominal, and not so.)"
+        )
+    budget = f"budget epsilon {privacy.epsilon:g}" if privacy.epsilon else "no budget"
+    return (
+        f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
+        f"multiplier {privacy.noise_multiplier:.4g}. The unit is one example of one client, "
+        "added or removed; clients and classes hold different examples, so their costs do not "
+        "add up, and rounds do."
+    )
+
+
+def nominal_epsilon(privacy: PrivacyConfig) -> float:
+    """Returns the epsilon of the paper's ``sigma >= sqrt(2 log(1/delta) / epsilon)``."""
+    return 2 * math.log(1 / privacy.delta) / privacy.noise_multiplier**2
+
+
+def epsilon_text(epsilon: float, delta: float) -> str:
+    """Returns what was spent.
+
+    >>> epsilon_text(3.99951, 1e-5), epsilon_text(math.inf, 1e-5)
+    ('epsilon 3.9995 at delta 1e-05', 'no guarantee')
+    """
+    if not math.isfinite(epsilon):
+        return "no guarantee"
+    return f"epsilon {epsilon:.4f} at delta {delta:g}"
 
 
 def percent(share: float) -> str:

@@ -37,7 +37,9 @@ IMAGES_KEYS = {
 }
 
 
-@options.configured(without={"algorithm", "rounds", "participation", "seed", "workers"})
+@options.configured(
+    without={"algorithm", "rounds", "participation", "seed", "workers", *options.PRIVACY}
+)
 def message_size(
     given: options.Given,
     splits: Annotated[int, typer.Option(min=2, help="Seeds of the partition.")] = 20,

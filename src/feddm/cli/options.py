@@ -28,6 +28,8 @@ DataDir = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Show JSON, for other programs.")]
 
+PRIVACY = ("privacy", "epsilon", "delta", "ledger")
+
 # What makes up a configuration, in the order of the help text.
 CONFIGURATION: dict[str, Any] = {
     "config": Annotated[
@@ -47,6 +49,22 @@ CONFIGURATION: dict[str, Any] = {
     "width": Annotated[int | None, typer.Option(help="Channels of the ConvNet.")],
     "ipc": Annotated[int | None, typer.Option(help="Synthetic images a class.")],
     "seed": Annotated[int | None, typer.Option(help="Everything random comes from it.")],
+    "privacy": Annotated[
+        str | None,
+        typer.Option(help="Protect examples: features, gradients, or paper (no guarantee)."),
+    ],
+    "epsilon": Annotated[
+        float | None, typer.Option(help="Privacy budget of the whole run; sets the noise.")
+    ],
+    "delta": Annotated[
+        float | None, typer.Option(help="Of that guarantee; 1e-5 if not given.")
+    ],
+    "ledger": Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|new", help="Where privacy is accounted; else with all other runs."
+        ),
+    ],
     "workers": Workers,
     "device": Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU if present.")
@@ -138,6 +156,7 @@ def _given(
     settings: list[str] | None = None,
     workers: str | None = None,
     data_dir: Path | None = None,
+    ledger: str | None = None,
     **options: Any,
 ) -> Given:
     assert set(options) <= set(OPTIONS)
@@ -145,6 +164,8 @@ def _given(
         options["workers"] = number_of_workers(workers)
     if data_dir is not None:
         options["data_dir"] = str(data_dir.absolute())  # a run may be resumed from elsewhere
+    if ledger is not None:
+        options["ledger"] = ledger if ledger == "new" else str(Path(ledger).absolute())
     file = None if config is None else load_toml(config)
     return Given(file, preset, options, parse_settings(settings or ()))
 

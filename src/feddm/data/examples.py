@@ -90,12 +90,14 @@ class Examples:
         y: Class numbers, int64.
         normalization: Turns uint8 pixels into inputs; ``None`` if `x` are inputs already.
         weight: How much each example counts; ``None`` if all count the same.
+        group: Whom each example is about, as a number; ``None`` if nobody says.
     """
 
     x: Tensor
     y: Tensor
     normalization: Normalization | None = None
     weight: Tensor | None = None
+    group: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -113,12 +115,15 @@ class Examples:
     def subset(self, index: Tensor) -> Examples:
         """Returns the chosen examples as they lie in memory."""
         weight = None if self.weight is None else self.weight[index]
-        return Examples(self.x[index], self.y[index], self.normalization, weight)
+        group = None if self.group is None else self.group[index]
+        return Examples(self.x[index], self.y[index], self.normalization, weight, group)
 
     def to(self, device: torch.device) -> Examples:
         """Returns the examples in the memory of a device."""
         weight = None if self.weight is None else self.weight.to(device)
-        return Examples(self.x.to(device), self.y.to(device), self.normalization, weight)
+        group = None if self.group is None else self.group.to(device)
+        x, y = self.x.to(device), self.y.to(device)
+        return Examples(x, y, self.normalization, weight, group)
 
     def by_class(self, min_size: int) -> tuple[list[int], Members]:
         """Returns the classes with at least `min_size` examples, and which examples they have.

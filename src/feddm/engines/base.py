@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import platform
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from feddm.algorithms.base import Algorithm, LocalResult
 from feddm.data.examples import Examples
+from feddm.errors import BudgetError, EngineError, LedgerError
+from feddm.privacy.accounting import covered
+from feddm.privacy.noise import digest
+from feddm.privacy.release import Noise
 from feddm.seeding import generator
 from feddm.tensors import CPU, Records, moved
 from feddm.training import Tick
+from feddm.vault import Sent, Vault
 
 
 @dataclass(frozen=True)
@@ -59,22 +68,94 @@ def perform(
     memory: Records,
     tick: Tick,
     device: torch.device = CPU,
+    vault: Vault | None = None,
 ) -> tuple[LocalResult, float]:
     """Does a client's work on one thread, and returns the result with the seconds it took.
 
     One thread, because the order of float additions depends on their number: so a client gives
     the same bits wherever it runs. What comes back is in the memory of the CPU.
+
+    With a vault the work is private: all that comes back is what was released, and what it
+    cost. Neither the time that it took nor the text of an error is told.
     """
     rng = generator(task.seed, "client", task.round, task.client)
+
+    def work(noise: Noise | None) -> LocalResult:
+        result = algorithm.local(
+            moved(task.download, device),
+            data.to(device),
+            moved(memory, device),
+            rng,
+            tick,
+            noise,
+        )
+        return LocalResult(
+            moved(result.upload, CPU),
+            moved(result.memory, CPU),
+            result.metrics,
+            result.released,
+        )
+
     with threads(1):
         begin = time.perf_counter()
-        result = algorithm.local(
-            moved(task.download, device), data.to(device), moved(memory, device), rng, tick
-        )
-        result = LocalResult(
-            moved(result.upload, CPU), moved(result.memory, CPU), result.metrics
-        )
-        return result, time.perf_counter() - begin
+        if vault is None:
+            return work(None), time.perf_counter() - begin
+        return protected(work, algorithm, task, data, memory, vault), 0.0
+
+
+def protected(
+    work: Callable[[Noise], LocalResult],
+    algorithm: Algorithm,
+    task: Task,
+    data: Examples,
+    memory: Records,
+    vault: Vault,
+) -> LocalResult:
+    """Does private work, once: what was made for this very task before is returned again.
+
+    What is released is on the client's ledger before it is returned. It costs what was planned,
+    so that the cost does not depend on the examples.
+    """
+    try:
+        context = context_of(vault.run, algorithm, task, data, memory)
+        sent = vault.sent_before(context)
+        if sent is None:
+            # What is paid for already is made again with the same noise, and costs nothing.
+            if not any(entry.context == context for entry in vault.entries()):
+                vault.agree(algorithm.planned)
+            noise = Noise(vault.secret, task.round, context)
+            result = work(noise)
+            if not covered(noise.released, algorithm.planned):
+                raise ValueError(f"released {noise.released}, not {algorithm.planned}")
+            entry = vault.entry(task.round, context, algorithm.planned)
+            vault.spend(entry)
+            sent = Sent(result.upload, result.memory)
+            vault.keep(entry, sent)
+        return LocalResult(sent.upload, sent.memory, {"epsilon": vault.epsilon()})
+    except (BudgetError, LedgerError):
+        raise  # about what was released before, never about examples
+    except Exception:
+        vault.log_error(traceback.format_exc())
+        raise EngineError(f"client {task.client} failed; its errors.log says why") from None
+
+
+def context_of(
+    run: str, algorithm: Algorithm, task: Task, data: Examples, memory: Records
+) -> bytes:
+    """Returns a digest of all that decides what a client releases.
+
+    It decides the noise too, so that no two sums ever share it.
+    """
+    tensors = {name: part for name, part in vars(data).items() if isinstance(part, Tensor)}
+    parts = [
+        repr((run, algorithm, data.normalization, task.client, task.round, task.seed)).encode(),
+        # Another version may round otherwise, and the same noise would show the difference.
+        repr((torch.__version__, platform.machine(), data.x.device.type)).encode(),
+        digest(task.download),
+        digest(memory),
+        digest({"data": tensors}),
+    ]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 @contextlib.contextmanager

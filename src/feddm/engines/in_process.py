@@ -27,6 +27,7 @@ from feddm.engines.base import ClientTick, Reply, Task, perform
 from feddm.engines.worker import Shards, WorkerSetup, receive, send
 from feddm.errors import EngineError, FedDMError
 from feddm.tensors import CPU, Records, from_bytes, to_bytes
+from feddm.vault import Vaults
 
 
 class InProcess:
@@ -39,6 +40,7 @@ class InProcess:
         workers: 1 works in this process; more start that many, each on one thread.
         memories: What clients remember from an earlier part of the run.
         device: Where clients compute.
+        vaults: What clients keep about their privacy, if the algorithm is private.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class InProcess:
         workers: int = 1,
         memories: Mapping[int, Records] | None = None,
         device: torch.device = CPU,
+        vaults: Vaults | None = None,
     ) -> None:
         self.memories: dict[int, Records] = dict(memories or {})
         self._pending: dict[int, Records] = {}
@@ -56,8 +59,9 @@ class InProcess:
         self._data = data
         self._shards = shards
         self._device = device
+        self._vaults = vaults
         self._workers = (
-            _Workers(algorithm, data, shards, workers, device) if workers > 1 else None
+            _Workers(algorithm, data, shards, workers, device, vaults) if workers > 1 else None
         )
 
     def __enter__(self) -> Self:
@@ -106,6 +110,7 @@ class InProcess:
                 memory,
                 functools.partial(tick, client),
                 self._device,
+                None if self._vaults is None else self._vaults.of(client),
             )
             yield Reply(client, result.upload, result.metrics, seconds), result.memory
 
@@ -120,6 +125,7 @@ class _Workers:
         shards: list[np.ndarray[Any, Any]],
         number: int,
         device: torch.device,
+        vaults: Vaults | None,
     ) -> None:
         # Some systems cannot remove a file that a worker has mapped, until it has ended.
         self._folder = tempfile.TemporaryDirectory(prefix="feddm-", ignore_cleanup_errors=True)
@@ -133,7 +139,7 @@ class _Workers:
                 "set TMPDIR to a folder with room, or use --workers 1"
             ) from error
         self._setup: WorkerSetup | None = WorkerSetup(
-            algorithm, folder, data.normalization, device
+            algorithm, folder, data.normalization, device, vaults
         )
         self._processes = [_start() for _ in range(number)]
         self._threads: list[threading.Thread] = []

@@ -35,6 +35,7 @@ from feddm.allocation import keep_freed_memory
 from feddm.data.examples import Examples, Normalization
 from feddm.engines.base import Task, perform
 from feddm.tensors import Records, from_bytes, to_bytes
+from feddm.vault import Vaults
 
 TICK_SECONDS = 0.2  # progress is for people: more often would only cost time
 
@@ -51,6 +52,7 @@ class WorkerSetup:
     folder: Path
     normalization: Normalization | None
     device: torch.device
+    vaults: Vaults | None = None
 
 
 class Shards:
@@ -61,6 +63,8 @@ class Shards:
             np.load(folder / f"{name}.npy", mmap_mode="r")
             for name in ("x", "y", "index", "ends")
         )
+        groups = folder / "group.npy"
+        self._group = np.load(groups, mmap_mode="r") if groups.exists() else None
         self._normalization = normalization
 
     @staticmethod
@@ -68,6 +72,8 @@ class Shards:
         """Writes the files that a worker maps."""
         np.save(folder / "x.npy", data.x.numpy())
         np.save(folder / "y.npy", data.y.numpy())
+        if data.group is not None:
+            np.save(folder / "group.npy", data.group.numpy())
         np.save(folder / "index.npy", np.concatenate(indices))
         np.save(folder / "ends.npy", np.cumsum([len(index) for index in indices]))
 
@@ -79,6 +85,7 @@ class Shards:
             torch.from_numpy(self._x[index]),
             torch.from_numpy(self._y[index]),
             self._normalization,
+            group=None if self._group is None else torch.from_numpy(self._group[index]),
         )
 
 
@@ -131,6 +138,7 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
                 from_bytes(memory),
                 tick,
                 setup.device,
+                None if setup.vaults is None else setup.vaults.of(client),
             )
             reply: tuple[object, ...] = (
                 "done",

@@ -1,0 +1,114 @@
+"""What one example can change, whatever it is."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from feddm.augmentation import Augmentation
+from feddm.data.examples import Examples
+from feddm.models import ConvNet
+from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means, shortened
+from feddm.seeding import generator
+from toy import TwoParameters, pixels, point
+
+BOUND = Bound(2.0)
+MODEL = ConvNet((1, 8, 8), 4, width=4, depth=2)
+PARAMS = MODEL.init(generator(0, "test"))
+
+
+def by_hand() -> Tensor:
+    # At a = 2, b = 3, the pixel x has h = 2 x and z = (6 x, 0): 2 x sqrt(10) long.
+    model = Bounded(TwoParameters(), Bound(5.0, 0.36).features)
+    data = Examples(pixels(0.1, -0.2, 10.0), torch.tensor([0, 0, 1]))
+    return class_totals(model, point(2.0, 3.0), data, Bound(5.0, 0.36))
+
+
+def test_sums_by_hand() -> None:
+    # s = 3 and features of 4 at most: .1 and -.2 are as they are, 10 is cut to length 4.
+    unit = 4 / math.sqrt(10)
+    expected = [[-0.2, 6.0, -0.6, 0.0], [unit, 3.0, 3 * unit, 0.0]]
+    torch.testing.assert_close(by_hand(), torch.tensor(expected).double(), rtol=1e-4, atol=0)
+
+
+def test_means_by_hand() -> None:
+    counts, means = noisy_means(by_hand(), 2, Bound(5.0, 0.36), floor=2.0)
+    assert counts.tolist() == [2.0, 1.0]
+    # The second class is taken to have two examples.
+    unit = 2 / math.sqrt(10)
+    torch.testing.assert_close(
+        means.embedding, torch.tensor([[-0.1], [unit]]), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(
+        means.logits, torch.tensor([[-0.3, 0.0], [3 * unit, 0.0]]), rtol=1e-4, atol=0
+    )
+
+
+def test_counts_are_those_of_the_public_list_of_classes() -> None:
+    data = Examples(torch.randn(9, 1, 8, 8), torch.tensor([1] * 4 + [3] * 5))
+    model = Bounded(MODEL, BOUND.features)
+    counts, _ = noisy_means(class_totals(model, PARAMS, data, BOUND), 4, BOUND, floor=1.0)
+    assert counts.tolist() == pytest.approx([0, 4, 0, 5])
+
+
+def test_a_client_without_examples_has_zeros_of_the_same_shape() -> None:
+    model = Bounded(MODEL, BOUND.features)
+    none = Examples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
+    some = Examples(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]))
+    totals = class_totals(model, PARAMS, none, BOUND)
+    assert totals.shape == class_totals(model, PARAMS, some, BOUND).shape
+    assert totals.dtype == torch.float64
+    assert not totals.any()
+
+
+EXTREME = st.sampled_from([0.0, 1.0, -1e4, 1e20, -3e38, math.inf, -math.inf, math.nan])
+
+
+@given(st.lists(st.lists(EXTREME | st.floats(-10, 10, width=32), min_size=3, max_size=3)))
+def test_rows_are_never_longer(rows: list[list[float]]) -> None:
+    short = shortened(torch.tensor(rows).view(-1, 3), 2.0)
+    assert bool(short.isfinite().all())
+    assert bool((short.double().norm(dim=1) <= 2.0).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pixel=EXTREME | st.floats(-1e6, 1e6, width=32),
+    scale=st.sampled_from([0.0, 1.0, 1e3, 1e18, math.nan]),
+    label=st.integers(0, 3),
+    others=st.integers(0, 40),
+    projected=st.booleans(),
+    augmented=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_one_example_changes_the_sums_by_at_most_the_bound(
+    pixel: float,
+    scale: float,
+    label: int,
+    others: int,
+    projected: bool,
+    augmented: bool,
+    seed: int,
+) -> None:
+    rng = generator(seed, "test")
+    # Any weights: the server chooses them, and may do so to find out.
+    params = {name: tensor * scale for name, tensor in PARAMS.items()}
+    projection = torch.randn(16, 5, generator=rng) if projected else None
+    model = Bounded(MODEL, BOUND.features, projection)
+    transform = Augmentation().shared(rng) if augmented else lambda images: images
+    x = torch.randn(others + 1, 1, 8, 8, generator=rng)
+    x[-1] += pixel
+    y = torch.randint(4, (others + 1,), generator=rng)
+    y[-1] = label
+    with_it = class_totals(model, params, Examples(x, y), BOUND, transform)
+    without = class_totals(model, params, Examples(x[:-1], y[:-1]), BOUND, transform)
+    assert bool(with_it.isfinite().all())
+    # Others are forwarded in batches of other sizes, which changes their last bits.
+    assert float((with_it - without).norm()) <= BOUND.length * (1 + 1e-5 * (others + 1))
+    # All of the change is in the row of its class.
+    change = (with_it - without).norm(dim=1)
+    change[label] = 0
+    assert float(change.max()) <= 1e-4
