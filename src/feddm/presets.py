@@ -138,7 +138,7 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         # A quarter of 8x8 would be too little to see.
         "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
         "mnist": {"synthesis": {"lr": 0.2}},
-        "cifar100": {"synthesis": {"images_per_class": 7}},
+        "cifar100": {"synthesis": {"images_per_class": 6}},
     },
     "small": {"cifar100": {"synthesis": {"images_per_class": 2}}},
 }
