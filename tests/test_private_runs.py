@@ -362,3 +362,12 @@ def test_a_budget_asks_for_the_usual_mechanism(options: dict[str, Any], expected
     # Written down and read again it is the same run.
     again = resolve(config.model_dump())
     assert again == config
+
+
+def test_a_ledger_is_the_same_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = private_run(Path("ledgers"), "server", tmp_path / "run", rounds=1)
+    assert Path(result.config.privacy.ledger) == tmp_path / "ledgers"
+    assert f'"{tmp_path}/ledgers"' in (tmp_path / "run" / "config.toml").read_text()

@@ -91,6 +91,7 @@ def build(config: Config, run: str = "", directory: Path | None = None) -> Setup
         directory: Of the run, for ledgers that are its own.
     """
     check(config)
+    config = _with_absolute_ledger(config)
     device = find_device(config.runtime.device)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
@@ -112,6 +113,15 @@ def build(config: Config, run: str = "", directory: Path | None = None) -> Setup
     if vaults is not None and vaults.test_seed:
         notices.append("secrets are fixed by privacy.test_secret: this run is not private")
     return Setup(config, dataset, shards, algorithm, device, compiled, tuple(notices), vaults)
+
+
+def _with_absolute_ledger(config: Config) -> Config:
+    """Returns the configuration with a ledger that is the same from every folder."""
+    ledger = config.privacy.ledger
+    if ledger in ("", "new"):
+        return config
+    privacy = config.privacy.model_copy(update={"ledger": os.path.abspath(ledger)})
+    return config.model_copy(update={"privacy": privacy})
 
 
 def build_vaults(

@@ -64,6 +64,16 @@ def test_a_client_without_examples_has_zeros_of_the_same_shape() -> None:
     assert not totals.any()
 
 
+@pytest.mark.parametrize("num", [1000, 3_000_000])
+def test_long_rows_are_measured_exactly(num: int) -> None:
+    # A few large numbers beside millions of small ones, which single precision loses.
+    row = torch.full((1, num), 2.3e-4)
+    row[:, :64] = 1.0
+    short = shortened(row, 1.0).double()
+    assert float(short.norm()) <= 1.0
+    assert float(short.norm()) > 0.9999
+
+
 EXTREME = st.sampled_from([0.0, 1.0, -1e4, 1e20, -3e38, math.inf, -math.inf, math.nan])
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 HEADER = "    round  accuracy     loss         up       down   clients   server"
 PRIVATE_HEADER = "    round  accuracy     loss         up       down   epsilon   server"
+UNITS = {
+    "example": "one example of one client",
+    "group": "all examples of one group",
+    "client": "all examples of one client",
+}
 STAGES = {"clients": "clients learn", "server": "server trains"}
 
 
@@ -183,9 +188,8 @@ def privacy_text(config: Config) -> str:
     budget = f"budget epsilon {privacy.epsilon:g}" if privacy.epsilon else "no budget"
     return (
         f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
-        f"multiplier {privacy.noise_multiplier:.4g}. The unit is one example of one client, "
-        "added or removed; clients and classes hold different examples, so their costs do not "
-        "add up, and rounds do."
+        f"multiplier {privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added "
+        "or removed; it is with one client, so clients do not add up, and rounds do."
     )
 
 

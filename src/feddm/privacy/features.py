@@ -92,8 +92,12 @@ def shortened(rows: Tensor, most: float) -> Tensor:
     rows = torch.where(good, rows, torch.zeros_like(rows))
     # By the largest number first, so that the squares of huge ones do not overflow.
     largest = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-30)
-    length: Tensor = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
-    return rows * (most * (1 - _SLACK) / length).clamp(max=1.0)
+    # In double precision: of millions of numbers, single precision forgets the small ones.
+    length = largest * torch.linalg.vector_norm(
+        rows / largest, dim=1, keepdim=True, dtype=torch.float64
+    )
+    share: Tensor = (most * (1 - _SLACK) / length).clamp(max=1.0)
+    return rows * share.to(rows.dtype)
 
 
 def class_totals(
