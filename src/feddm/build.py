@@ -135,12 +135,12 @@ def build_vaults(
     privacy = config.privacy
     if privacy.mechanism == "none":
         return None
-    if privacy.unit == "group" and dataset.train.group is None:
-        raise ConfigError(
-            f"privacy.unit cannot be group: {dataset.info.name} does not say whom an example "
-            "is about"
-        )
-    if privacy.unit == "group" and dataset.train.group is not None:
+    if privacy.unit == "group":
+        if dataset.train.group is None:
+            raise ConfigError(
+                f"privacy.unit cannot be group: {dataset.info.name} does not say whom an "
+                "example is about"
+            )
         _check_whole_groups(dataset.train.group, shards)
     folder = Path(privacy.ledger) if privacy.ledger else ledger_root()
     if privacy.ledger == "new":

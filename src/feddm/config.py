@@ -310,7 +310,7 @@ def resolve(
         config = Config.model_validate(values | {"preset": name})
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors()[0], values)) from None
-    _check_privacy(config, given)
+    _check_privacy(config)
     if config.algorithm == "scaffold" and config.local.momentum:
         raise ConfigError(
             f"local.momentum must be 0 for scaffold, got {config.local.momentum}: "
@@ -329,7 +329,7 @@ def _mechanism(given: Mapping[str, Any]) -> str:
     return "features" if given.get("algorithm", "feddm") == "feddm" else "gradients"
 
 
-def _check_privacy(config: Config, given: Mapping[str, Any]) -> None:
+def _check_privacy(config: Config) -> None:
     """Raises `ConfigError` where settings and a guarantee exclude each other."""
     privacy, synthesis = config.privacy, config.synthesis
     if privacy.mechanism == "none":

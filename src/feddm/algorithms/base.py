@@ -36,13 +36,11 @@ class LocalResult:
         upload: All that goes to the server, and so all that is counted.
         memory: What the client wants to have back next time.
         metrics: Figures about the work, for the log.
-        released: What was released of the examples, if the algorithm is private.
     """
 
     upload: Records
     memory: Records = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    released: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class FedAvg:
             tick=tick,
         )
         upload = {"params": trained.params, "size": {"examples": torch.tensor(trained.size)}}
-        return LocalResult(upload, metrics=trained.metrics, released=trained.released)
+        return LocalResult(upload, metrics=trained.metrics)
 
     def check(self, upload: Records, download: Records) -> None:
         check_like(

@@ -27,7 +27,7 @@ from feddm.data.examples import Examples, Members
 from feddm.matching import Perturb, Squares, Target, fresh_targets, synthesize, unperturbed
 from feddm.models import Model
 from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.release import Noise
+from feddm.privacy.release import Noise, needed
 from feddm.tensors import Records
 from feddm.training import Schedule, Tick
 
@@ -153,14 +153,13 @@ class FedDM(TrainsOnUnion):
         after = (
             {"last": {"x": images, "slots": slots}} if self.synthesis.start == "last" else {}
         )
-        return LocalResult(upload, after, metrics, noise.released if noise else ())
+        return LocalResult(upload, after, metrics)
 
     def _perturb(self, members: Members, noise: Noise | None) -> Perturb:
         """Returns what is done to gradients: nothing, unless the paper's noise is asked for."""
         if self.paper_noise is None:
             return unperturbed
-        if noise is None:
-            raise ValueError("the paper's noise needs a source")
+        noise = needed(noise)
         batches = members.counts
         if self.synthesis.real_batch is not None:
             batches = batches.clamp(max=self.synthesis.real_batch)

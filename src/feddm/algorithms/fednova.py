@@ -75,7 +75,7 @@ class FedNova:
             "coefficient": {"a": torch.tensor(a)},
             "size": {"examples": torch.tensor(trained.size)},
         }
-        return LocalResult(upload, metrics=trained.metrics, released=trained.released)
+        return LocalResult(upload, metrics=trained.metrics)
 
     def check(self, upload: Records, download: Records) -> None:
         template = {

@@ -44,7 +44,7 @@ from feddm.privacy.features import (
 )
 from feddm.privacy.images import clipped_image_gradient_sum
 from feddm.privacy.noise import digest
-from feddm.privacy.release import Noise
+from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Sampler, Unit, units_of
 from feddm.tensors import Records, Tensors, moved
 from feddm.training import Tick
@@ -183,8 +183,7 @@ class FeatureFedDM(TrainsOnUnion):
         noise: Noise | None = None,
     ) -> LocalResult:
         del memory
-        if noise is None:
-            raise ValueError("private clients need noise")
+        noise = needed(noise)
         model, networks = self.release.shown(self.model, download)
         totals = self.release.noisy_totals(model, networks, data, noise)
         # From here on the examples are not looked at again.
@@ -192,7 +191,7 @@ class FeatureFedDM(TrainsOnUnion):
             self, self.release, self.image_steps, model, networks, totals, rng, tick
         )
         upload = self.pack(*learned) if learned.classes else self.pack_nothing()
-        return LocalResult(upload, released=noise.released)
+        return LocalResult(upload)
 
 
 def learn_images(
@@ -267,11 +266,10 @@ class ServerFedDM(TrainsOnUnion):
         noise: Noise | None = None,
     ) -> LocalResult:
         del memory, rng, tick
-        if noise is None:
-            raise ValueError("private clients need noise")
+        noise = needed(noise)
         model, networks = self.release.shown(self.model, download)
         totals = torch.stack(self.release.noisy_totals(model, networks, data, noise))
-        return LocalResult({"sums": {"totals": totals.float()}}, released=noise.released)
+        return LocalResult({"sums": {"totals": totals.float()}})
 
     def check(self, upload: Records, download: Records) -> None:
         model, networks = self.release.shown(self.model, download)
@@ -367,8 +365,7 @@ class GradientFedDM(TrainsOnUnion):
         noise: Noise | None = None,
     ) -> LocalResult:
         del memory
-        if noise is None:
-            raise ValueError("private clients need noise")
+        noise = needed(noise)
         release = self.release
         counts = class_counts(data, self.model.num_classes, release.unit)
         sizes = noise.added(release.steps, counts, 1.0, release.count_multiplier)
@@ -396,11 +393,11 @@ class GradientFedDM(TrainsOnUnion):
             tick((step + 1) / release.steps)
         classes = (sizes >= self.min_class_size).nonzero().flatten()
         if not len(classes):
-            return LocalResult(self.pack_nothing(), released=noise.released)
+            return LocalResult(self.pack_nothing())
         chosen = torch.isin(slots, classes)
         kept = torch.arange(len(classes)).repeat_interleave(self.images_per_class)
         upload = self.pack(images[chosen], classes.cpu().tolist(), kept, sizes[classes].cpu())
-        return LocalResult(upload, released=noise.released)
+        return LocalResult(upload)
 
 
 def class_counts(data: Examples, num_classes: int, unit: Unit) -> Tensor:

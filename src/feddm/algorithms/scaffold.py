@@ -91,7 +91,7 @@ class Scaffold:
             "update": zip_map(torch.sub, y, x),
             "control": zip_map(torch.sub, c_next, c_i),
         }
-        return LocalResult(upload, {"control": c_next}, trained.metrics, trained.released)
+        return LocalResult(upload, {"control": c_next}, trained.metrics)
 
     def check(self, upload: Records, download: Records) -> None:
         check_like(upload, {"update": download["params"], "control": download["control"]})

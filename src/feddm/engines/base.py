@@ -93,7 +93,6 @@ def perform(
             moved(result.upload, CPU),
             moved(result.memory, CPU),
             result.metrics,
-            result.released,
         )
 
     with threads(1):

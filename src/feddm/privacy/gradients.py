@@ -22,9 +22,9 @@ from torch import Tensor
 
 from feddm.data.examples import Batch, Examples
 from feddm.models import CHUNK, Model
-from feddm.privacy.accounting import Event, Released
+from feddm.privacy.accounting import Released
 from feddm.privacy.features import shortened
-from feddm.privacy.release import Noise
+from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Sampler, Unit
 from feddm.tensors import Tensors
 from feddm.training import SGD, Adjust, Descent, Tick, ignore, train, unchanged
@@ -68,7 +68,6 @@ class Local(NamedTuple):
     steps: int
     size: int  # how much it counts
     metrics: dict[str, float]
-    released: tuple[Event, ...]
 
 
 def train_privately(
@@ -128,13 +127,13 @@ def trained_locally(
     """Returns what a client learned: with privacy if that is asked for, else as usual."""
     if private is None:
         trained = train(model, params, data, sgd, rng, adjust=adjust, tick=tick)
-        metrics = {"loss": trained.loss, "steps": float(trained.steps)}
-        return Local(trained.params, trained.steps, len(data), metrics, ())
-    if noise is None:
-        raise ValueError("private clients need noise")
-    after = train_privately(model, params, data, private, noise, adjust=adjust, tick=tick)
+        metrics = {"loss": trained.loss, "steps": trained.steps}
+        return Local(trained.params, trained.steps, len(data), metrics)
+    after = train_privately(
+        model, params, data, private, needed(noise), adjust=adjust, tick=tick
+    )
     # All count the same, and there are no figures: both would tell about the examples.
-    return Local(after, private.steps, 1, {}, noise.released)
+    return Local(after, private.steps, 1, {})
 
 
 def clipped_gradient_sum(

@@ -71,3 +71,10 @@ class Noise:
 
     def _label(self, purpose: str, number: int) -> Label:
         return Label(purpose, self._round, number, self._context)
+
+
+def needed(noise: Noise | None) -> Noise:
+    """Returns the noise of a client that cannot do without."""
+    if noise is None:
+        raise ValueError("private clients need noise")
+    return noise
