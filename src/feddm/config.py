@@ -405,6 +405,19 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def flat(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns sections as values by their dotted keys.
+
+    >>> flat({"seed": 1, "server": {"lr": 0.1}})
+    {'seed': 1, 'server.lr': 0.1}
+    """
+    values: dict[str, Any] = {}
+    for key, value in sections.items():
+        below = isinstance(value, Mapping)
+        values |= flat(value, f"{prefix}{key}.") if below else {f"{prefix}{key}": value}
+    return values
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """Returns the values of a TOML file."""
     try:

@@ -23,11 +23,12 @@ import feddm.cli
 from feddm.api import execute
 from feddm.bench import ClientUpdate, Kernel, Memory, Report, Workers
 from feddm.build import Setup, build
-from feddm.cli.display import HEADER, TextDisplay, line, size_text
+from feddm.cli.display import HEADER, TextDisplay, line
 from feddm.config import Config, resolve
 from feddm.errors import FedDMError
 from feddm.federation import RoundRecord
 from feddm.results import from_line
+from feddm.words import size_text
 from tiny import (
     CLIENTS,
     SETTINGS,

@@ -24,7 +24,9 @@ from feddm.cli import (
     message_size,
     partition,
     privacy,
+    report,
     run,
+    watch,
 )
 from feddm.errors import FedDMError
 
@@ -45,6 +47,8 @@ app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.COMPARE_EXAMPLES)(compare.compare)
 app.command(rich_help_panel=RUNNING, epilog=compare.TUNE_EXAMPLES)(compare.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
+app.command(rich_help_panel=LOOKING, epilog=report.EXAMPLES)(report.report)
+app.command(rich_help_panel=LOOKING, epilog=watch.EXAMPLES)(watch.watch)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)
 app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLES)(

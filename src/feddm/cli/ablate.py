@@ -11,6 +11,7 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.compare import Out, check_fair, command, held_out, shown
+from feddm.cli.report import WriteReport, report_at_end
 from feddm.config import parse_settings
 from feddm.errors import ConfigError
 
@@ -40,6 +41,7 @@ def ablate(
         typer.Option(help="Share of the training examples that is held out; 0: the test set."),
     ] = 0.1,
     out: Out = None,
+    report: WriteReport = True,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -66,6 +68,8 @@ def ablate(
         rows = summarize(run_cells(cells, study, display), (), against=BASE)
         write_results(study, cells, rows, command(), changes)
         display.table(rows, study)
+        if report:
+            report_at_end(study, display.say)
     if json:
         print(to_json(rows))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddm.cli import options
+from feddm.cli.report import WriteReport, report_at_end
 from feddm.config import ALGORITHMS, Config, load_toml, toml_value
 from feddm.errors import ConfigError
 
@@ -69,6 +70,7 @@ def compare(
         Path | None, typer.Option(help="Draw accuracy by round and by bytes: PNG, PDF or SVG.")
     ] = None,
     out: Out = None,
+    report: WriteReport = True,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -109,6 +111,8 @@ def compare(
                 if any(seeds)
             }
             display.say(f"Drawn in {draw_curves(done, figure)}")
+        if report:
+            report_at_end(study, display.say)
     if json:
         print(to_json(rows))
 

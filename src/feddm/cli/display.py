@@ -15,6 +15,7 @@ from feddm.data.partition import class_table
 from feddm.models import num_params
 from feddm.results import to_line
 from feddm.seeding import generator
+from feddm.words import UNITS, epsilon_text, percent, size_text
 
 if TYPE_CHECKING:
     from feddm.api import RunResult
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
 HEADER = "    round  accuracy     loss         up       down   clients   server"
 PRIVATE_HEADER = "    round  accuracy     loss         up       down   epsilon   server"
-UNITS = {
-    "example": "one example of one client",
-    "group": "all examples of one group",
-    "client": "all examples of one client",
-}
 STAGES = {"clients": "clients learn", "server": "server trains"}
 
 
@@ -48,6 +44,9 @@ class Display(Observer):
 
     def finished(self, result: RunResult) -> None:
         """The run is over."""
+
+    def say(self, text: str) -> None:
+        """One more line for people."""
 
 
 class JsonDisplay(Display):
@@ -148,6 +147,9 @@ class TextDisplay(Display):
         if result.directory is not None:
             self._print(f"Everything is in {result.directory}")
 
+    def say(self, text: str) -> None:
+        self._print(text)
+
     def _print(self, text: str, style: str | None = None) -> None:
         # Soft wrap off a terminal: whoever reads a pipe wants one line to be one line.
         self._console.print(
@@ -196,37 +198,3 @@ def privacy_text(config: Config) -> str:
 def nominal_epsilon(privacy: PrivacyConfig) -> float:
     """Returns the epsilon of the paper's ``sigma >= sqrt(2 log(1/delta) / epsilon)``."""
     return 2 * math.log(1 / privacy.delta) / privacy.noise_multiplier**2
-
-
-def epsilon_text(epsilon: float, delta: float) -> str:
-    """Returns what was spent.
-
-    >>> epsilon_text(3.99951, 1e-5), epsilon_text(math.inf, 1e-5)
-    ('epsilon 3.9995 at delta 1e-05', 'no guarantee')
-    """
-    if not math.isfinite(epsilon):
-        return "no guarantee"
-    return f"epsilon {epsilon:.4f} at delta {delta:g}"
-
-
-def percent(share: float) -> str:
-    """Returns a share as people read it.
-
-    >>> percent(0.98765)
-    '98.77 %'
-    """
-    return f"{100 * share:.2f} %"
-
-
-def size_text(num_bytes: int) -> str:
-    """Returns a number of bytes in the unit that fits.
-
-    >>> size_text(312), size_text(97_660), size_text(12_800_400)
-    ('312 B', '97.7 kB', '12.8 MB')
-    """
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    for unit, size in (("kB", 1e3), ("MB", 1e6)):
-        if num_bytes < 999.95 * size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddm.cli import options
+from feddm.cli.report import WriteReport, report_at_end
 from feddm.errors import FedDMError
 
 if TYPE_CHECKING:
+    from feddm.api import Observer
     from feddm.cli.display import Display
+
+Log = Annotated[
+    str | None,
+    typer.Option(metavar="TRACKER", help="Log every round to tensorboard or mlflow, too."),
+]
 
 RUN_EXAMPLES = """\
 Examples:
@@ -34,6 +41,8 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="New run directory; else the next free one in runs/.")
     ] = None,
+    report: WriteReport = True,
+    log: Log = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -49,7 +58,10 @@ def run(
     directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
     try:
         with _shown(directory, quiet, json) as display:
-            display.finished(execute(config, directory, display))
+            observer = _logged(log, directory, display)
+            display.finished(execute(config, directory, observer))
+            if report:
+                report_at_end(directory, display.say)
     finally:
         if out is None:
             with suppress(OSError):
@@ -60,6 +72,8 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Its run directory.")],
     workers: options.Workers = None,
     data_dir: options.DataDir = None,
+    report: WriteReport = True,
+    log: Log = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -72,8 +86,20 @@ def resume(
     from feddm import api
 
     with _shown(directory, quiet, json) as display:
-        result = api.resume(directory, workers=number, data_dir=data_dir, observer=display)
+        observer = _logged(log, directory, display)
+        result = api.resume(directory, workers=number, data_dir=data_dir, observer=observer)
         display.finished(result)
+        if report:
+            report_at_end(directory, display.say)
+
+
+def _logged(log: str | None, directory: Path, display: Display) -> Observer:
+    """Returns the display, and a tracker beside it if one was asked for."""
+    if log is None:
+        return display
+    from feddm.tracking import Both, tracker
+
+    return Both(display, tracker(log, directory))
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from feddm.cli.display import STAGES, percent
+from feddm.cli.display import STAGES
 from feddm.comparison import cells as row_cells
 from feddm.comparison import header, legend
 from feddm.studies import Cell, StudyObserver
+from feddm.words import percent
 
 if TYPE_CHECKING:
     from feddm.comparison import Row

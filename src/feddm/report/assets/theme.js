@@ -1,0 +1,12 @@
+// Before anything is painted: the theme of the system, until the reader chooses another.
+(() => {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const follow = () => { root.dataset.theme = system.matches ? "dark" : "light"; };
+  follow();
+  system.addEventListener("change", () => {
+    if (root.dataset.chosen) return;
+    follow();
+    document.dispatchEvent(new Event("themechange"));
+  });
+})();

@@ -1,0 +1,60 @@
+"""Numbers and terms as people read them, the same on every screen and page."""
+
+from __future__ import annotations
+
+import math
+
+UNITS = {
+    "example": "one example of one client",
+    "group": "all examples of one group",
+    "client": "all examples of one client",
+}
+
+
+def percent(share: float) -> str:
+    """Returns a share as people read it.
+
+    >>> percent(0.98765)
+    '98.77 %'
+    """
+    return f"{100 * share:.2f} %"
+
+
+def size_text(num_bytes: float) -> str:
+    """Returns a number of bytes in the unit that fits.
+
+    >>> size_text(312), size_text(97_660), size_text(12_800_400)
+    ('312 B', '97.7 kB', '12.8 MB')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    for unit, size in (("kB", 1e3), ("MB", 1e6)):
+        if num_bytes < 999.95 * size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+def time_text(seconds: float) -> str:
+    """Returns a time in the unit that fits.
+
+    >>> time_text(0.0123), time_text(42.31), time_text(754), time_text(9000)
+    ('0.012 s', '42.3 s', '12.6 min', '2.5 h')
+    """
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.95 * 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def epsilon_text(epsilon: float, delta: float) -> str:
+    """Returns what was spent.
+
+    >>> epsilon_text(3.99951, 1e-5), epsilon_text(math.inf, 1e-5)
+    ('epsilon 3.9995 at delta 1e-05', 'no guarantee')
+    """
+    if not math.isfinite(epsilon):
+        return "no guarantee"
+    return f"epsilon {epsilon:.4f} at delta {delta:g}"
