@@ -304,7 +304,7 @@ class TestMain:
 class TestRun:
     def test_plain_lines_where_there_is_no_terminal(self, feddm_: Feddm) -> None:
         lines = feddm_("run", *arguments(rounds=2), "--out", "run").text.splitlines()
-        assert len(lines) == 6
+        assert len(lines) == 7
         assert lines[0].startswith("feddm on digits, preset quick, seed 0: 3 clients with ")
         assert lines[0].endswith("; convnet with 374 parameters.")
         assert lines[1] == HEADER
@@ -314,13 +314,16 @@ class TestRun:
         assert lines[3].startswith("      2/2 ")
         assert {len(row) for row in lines[1:4]} == {len(HEADER)}
         assert lines[4].startswith("Final accuracy ")
-        assert lines[5] == "Everything is in run"
+        assert lines[5:] == ["Everything is in run", "The report is run/report.html"]
         assert all(row == row.rstrip() and "\x1b" not in row for row in lines)
 
     def test_a_path_is_never_broken_into_lines(self, feddm_: Feddm, tmp_path: Path) -> None:
         out = tmp_path / ("long " * 30 + "way")
         text = feddm_("run", *arguments(rounds=1), "--out", out).text
-        assert text.splitlines()[-1] == f"Everything is in {out}"
+        assert text.splitlines()[-2:] == [
+            f"Everything is in {out}",
+            f"The report is {out}/report.html",
+        ]
 
     def test_the_header_is_as_wide_as_the_rows(self) -> None:
         for accuracy, count in ((0.0, 1), (1.0, 10**12)):
@@ -346,7 +349,7 @@ class TestRun:
     def test_directories_have_names_of_their_own(self, feddm_: Feddm) -> None:
         for number in (1, 2):
             text = feddm_("run", *arguments(rounds=1)).text
-            assert text.splitlines()[-1] == f"Everything is in runs/feddm-digits-{number}"
+            assert text.splitlines()[-2] == f"Everything is in runs/feddm-digits-{number}"
             assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()
 
     def test_two_that_begin_at_once_do_not_get_in_each_others_way(

@@ -185,23 +185,20 @@ def cards(methods: Sequence[Method]) -> list[Card]:
 def _cards_of_several(methods: Sequence[Method]) -> list[Card]:
     top = max(methods, key=lambda method: _final(method).mean)
     goal = _final(top).mean - NEAR
-    frugal = []
-    for method in methods:
-        reached = next((each for each in _rounds(method) if each.accuracy >= goal), None)
-        if reached is not None:
-            frugal.append((reached.sent["bytes"], reached.round, method.name))
-    cheapest = min(frugal)
-    rounds = _all_of(method.num_rounds for method in methods)
-    shown = [
-        Card("Highest final accuracy", percent(_final(top).mean), _with_spread(top)),
-        Card(
-            "Within a point of it, sent",
-            size_text(cheapest[0]),
-            f"{cheapest[2]}, after {_count(cheapest[1], 'round')}",
-        ),
-        Card("Rounds", rounds),
-        Card("Clients", _all_of(method.config.partition.clients for method in methods)),
+    frugal = [
+        (reached.sent["bytes"], reached.round, method.name)
+        for method in methods
+        for reached in [next((r for r in _rounds(method) if r.accuracy >= goal), None)]
+        if reached is not None
     ]
+    shown = [Card("Highest final accuracy", percent(_final(top).mean), _with_spread(top))]
+    if frugal:
+        sent, number, name = min(frugal)
+        after = f"{name}, after {_count(number, 'round')}"
+        shown.append(Card("Within a point of it, sent", size_text(sent), after))
+    shown.append(Card("Rounds", _all_of(method.num_rounds for method in methods)))
+    clients = _all_of(method.config.partition.clients for method in methods)
+    shown.append(Card("Clients", clients))
     seeds = {run.config.seed for method in methods for run in method.runs}
     shown.append(Card("Seeds", str(len(seeds)), _all_of(sorted(seeds))))
     return shown

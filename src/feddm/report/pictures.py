@@ -144,7 +144,7 @@ def fitting(
 ) -> npt.NDArray[np.int64]:
     """Returns which images to show: the same number of every client and class, if they have it.
 
-    If not even one of each fits, it is those of the first clients.
+    If not even one of each fits, it is one of each class for the first clients.
 
     Args:
         clients: Client of each image, ascending.
@@ -160,7 +160,11 @@ def fitting(
     each = 1
     while each < sizes.max() and (rank < each + 1).sum() <= most:
         each += 1
-    return np.flatnonzero(rank < each)[: max(most, 1)]
+    kept = np.flatnonzero(rank < each)
+    if len(kept) > most:
+        ends = np.flatnonzero(np.diff(clients[kept], append=-1)) + 1  # of whole clients
+        kept = kept[: max([end for end in ends if end <= most], default=max(most, 1))]
+    return kept
 
 
 def neighbours(

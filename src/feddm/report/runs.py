@@ -96,8 +96,8 @@ def read(paths: Sequence[Path]) -> Found:
     if not runs:
         raise errors[0] if errors else RunDirectoryError(f"{paths[0]} has no runs")
     methods, shorter = grouped(runs)
-    command = _study(paths[0]).get("command") if len(paths) == 1 else None
-    return Found(methods, None if command is None else str(command), (*notes, *shorter))
+    command = _study(paths[0])[0] if len(paths) == 1 else None
+    return Found(methods, command, (*notes, *shorter))
 
 
 def read_run(folder: Path, label: str | None = None) -> Run:
@@ -110,7 +110,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
         environment = {}  # a page without versions is better than none
     records = tuple(directory.records())
     if not records:
-        raise RunDirectoryError(f"{folder} has no finished round yet")
+        raise RunDirectoryError(f"{folder} has no finished round")
     return Run(label or config.algorithm, folder, config, records, environment)
 
 
@@ -149,23 +149,25 @@ def _runs_in(path: Path) -> list[tuple[Path, str | None]]:
     """Returns the run directories of a study with their names, or the directory itself."""
     cells = path / "cells"
     if not cells.is_dir():
-        return [(path.absolute(), None)]
-    order = {str(name): number for number, name in enumerate(_study(path).get("cells", ()))}
+        return [(path.resolve(), None)]
+    order = {name: number for number, name in enumerate(_study(path)[1])}
     folders = sorted(
         (folder for folder in cells.iterdir() if folder.is_dir()),
         key=lambda folder: (order.get(folder.name, len(order)), folder.name),
     )
     if order:  # a directory may also hold what another command began there
         folders = [folder for folder in folders if folder.name in order]
-    return [(folder.absolute(), folder.name.rpartition("-seed")[0]) for folder in folders]
+    return [(folder.resolve(), folder.name.rpartition("-seed")[0]) for folder in folders]
 
 
-def _study(path: Path) -> dict[str, Any]:
-    """Returns what a study says about itself; one that was interrupted says nothing."""
+def _study(path: Path) -> tuple[str | None, list[str]]:
+    """Returns the command of a study and its cells; one that was interrupted names neither."""
     try:
-        return dict(json.loads((path / "study.json").read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
-        return {}
+        what = json.loads((path / "study.json").read_text(encoding="utf-8"))
+        command, cells = what["command"], what["cells"]
+    except (OSError, KeyError, TypeError, ValueError):
+        return None, []
+    return str(command), [str(cell) for cell in cells] if isinstance(cells, list) else []
 
 
 def _settings(config: Config) -> str:

@@ -35,7 +35,7 @@
   const percent = values => values.map(value => value === null ? null : 100 * value);
 
   // A log axis gets a label at 1, 2 and 5 of each decade if it is short, and at each decade if not.
-  const ticks = (values, log, text) => {
+  const ticks = (values, log, text, size = 1) => {
     const known = values.filter(value => value > 0);
     if (!known.length) return {};
     const low = Math.min(...known), high = Math.max(...known), at = [];
@@ -44,15 +44,19 @@
       for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)); e++)
         for (const step of steps) at.push(step * 10 ** e);
     } else {
-      const rough = high / 4, unit = 10 ** Math.floor(Math.log10(rough));
-      const step = [1, 2, 2.5, 5, 10].map(n => n * unit).find(n => n >= rough);
+      const rough = high / size / 4, unit = 10 ** Math.floor(Math.log10(rough));
+      const step = size * [1, 2, 2.5, 5, 10].map(n => n * unit).find(n => n >= rough);
       for (let n = 0; n * step <= 1.3 * high; n++) at.push(n * step);
     }
     return { tickmode: "array", tickvals: at, ticktext: at.map(text) };
   };
+  const timeTicks = most => {
+    const [size, unit] = most >= 7200 ? [3600, "h"] : most >= 120 ? [60, "min"] : [1, "s"];
+    return ticks([most], false, value => `${+(value / size).toPrecision(3)} ${unit}`, size);
+  };
   const wholeRounds = () => {
     const most = Math.max(...methods.map(method => method.rounds.at(-1)));
-    return { tickmode: "linear", tick0: most <= 10 ? 1 : 0, dtick: most <= 10 ? 1 : Math.ceil(most / 50) * 5, range: [Math.min(0.8, 1 - 0.03 * most), 1.03 * most + 0.15] };
+    return { unifiedhovertitle: { text: "round %{x}" }, tickmode: "linear", tick0: most <= 10 ? 1 : 0, dtick: most <= 10 ? 1 : Math.ceil(most / 50) * 5, range: [Math.min(0.8, 1 - 0.03 * most), 1.03 * most + 0.15] };
   };
 
   const layout = more => {
@@ -60,7 +64,7 @@
     const { xaxis = {}, yaxis = {}, ...rest } = more;
     const merge = own => ({ ...axis, ...own, title: { ...axis.title, text: own.title || "" } });
     return {
-      paper_bgcolor: css("--surface"), plot_bgcolor: css("--surface"), showlegend: false, dragmode: false,
+      paper_bgcolor: css("--surface"), plot_bgcolor: css("--surface"), showlegend: false, legend: { traceorder: "normal" }, dragmode: false,
       font: { family: getComputedStyle(document.body).fontFamily, color: css("--ink"), size: 13 },
       hoverlabel: { bgcolor: css("--surface"), bordercolor: css("--line"), font: { color: css("--ink"), size: 13 }, align: "left" },
       margin: { l: 8, r: 12, t: 8, b: 8 }, xaxis: merge(xaxis), yaxis: merge(yaxis), ...rest,
@@ -136,8 +140,8 @@
           type: "bar", name, x: method.rounds, y: method[key], marker: { color: fill },
           customdata: method[key].map(asTime), hovertemplate: `%{customdata}<extra>${name}</extra>`,
         }));
-        const all = parts.flatMap(([key]) => method[key] ? [sum([0, ...method[key]]) / method.rounds.length] : []);
-        return [bars, layout({ ...legend, hovermode: "x unified", xaxis: { title: "round", ...wholeRounds(), range: [0.4, method.rounds.at(-1) + 0.6] }, yaxis: { rangemode: "tozero", ...ticks([1.3 * sum(all)], false, asTime) } })];
+        const most = Math.max(...method.rounds.map((_, i) => sum(bars.map(bar => bar.y[i]))));
+        return [bars, layout({ ...legend, hovermode: "x unified", xaxis: { title: "round", ...wholeRounds(), range: [0.4, method.rounds.at(-1) + 0.6] }, yaxis: { rangemode: "tozero", ...timeTicks(most) } })];
       }
       const rows = shown();
       const bars = parts.map(([key, name, fill]) => {
@@ -149,7 +153,7 @@
       });
       const most = Math.max(...rows.map(([method]) => sum([...(method.clients || []), ...method.server])));
       return [bars, layout({
-        ...legend, hovermode: "closest", xaxis: { rangemode: "tozero", ...ticks([most], false, asTime) },
+        ...legend, hovermode: "closest", xaxis: { rangemode: "tozero", ...timeTicks(most) },
         yaxis: { autorange: "reversed", showgrid: false, tickmode: "array", tickvals: rows.map((_, i) => i), ticktext: rows.map(([method]) => short(method.name, 14)) },
       })];
     },

@@ -1,0 +1,268 @@
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabricated import ENVIRONMENT, method, records
+from feddm.report.page import (
+    Report,
+    cards,
+    differences,
+    drawn,
+    html,
+    lede,
+    privacy_text,
+    row,
+    title,
+    to_csv,
+    versions,
+)
+from feddm.report.pictures import Partition, Sheet, png
+from feddm.report.runs import Method
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;%{x}"
+TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
+
+
+class Elements(HTMLParser):
+    """What a browser would make of a page: its elements, and the text of its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+        if self._in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+
+def embedded(page: str) -> Any:
+    """Returns the numbers that a page holds."""
+    parsed = Elements(page)
+    kinds = [attrs.get("type") for tag, attrs in parsed.elements if tag == "script"]
+    return json.loads(parsed.scripts[kinds.index("application/json")])
+
+
+def evil_report() -> Report:
+    one = method(EVIL, records([0.5, 0.75]), environment={EVIL: EVIL}, data__dir=EVIL)
+    sheet = Sheet(
+        method=EVIL,
+        seed=0,
+        round=2,
+        classes=(EVIL, "b"),
+        clients=(0,),
+        labels=(0,),
+        total=5,
+        shape=(2, 2),
+        png=png(np.zeros((2, 2, 1), dtype=np.uint8)),
+    )
+    return Report(
+        (one, method("plain", records([0.5, 0.5]))),
+        command=EVIL,
+        notes=(EVIL,),
+        sheets=(sheet,),
+        partition=Partition((EVIL, "b"), np.array([[1, 2], [3, 4]]), EVIL),
+    )
+
+
+def test_means_bands_and_sums_by_hand() -> None:
+    (curves,) = drawn(Report((TWO_SEEDS,)))["methods"]
+    assert curves["accuracy"] == [0.5, 0.75]
+    assert curves["lowest"] == [0.25, 0.5]
+    assert curves["highest"] == [0.75, 1.0]
+    # 1000 and 3000 bytes a round, 250 floats both: what was sent until then.
+    assert curves["sent"] == {"bytes": [2000, 4000], "floats": [250, 500]}
+    assert curves["up"] == [2000, 2000]
+    assert curves["down"] == [2000, 2000]
+    assert curves["clients"] == [3, 3]
+    assert curves["epsilon"] == []
+
+
+def test_numbers_that_are_none_become_null() -> None:
+    odd = method("odd", records([math.nan, 0.5], loss=math.inf, server_seconds=math.nan))
+    (curves,) = drawn(Report((odd,)))["methods"]
+    assert curves["accuracy"] == [None, 0.5]
+    assert curves["server"] == [None, None]
+    assert embedded(html(Report((odd,))))["methods"][0]["accuracy"] == [None, 0.5]
+
+
+def test_methods_that_learned_nothing_at_all() -> None:
+    lost = [method(name, records([math.nan, math.nan])) for name in "ab"]
+    assert [card.title for card in cards(lost)][1:] == ["Rounds", "Clients", "Seeds"]
+    assert "<table" in html(Report(tuple(lost)))
+
+
+def test_every_number_is_in_the_csv() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([TWO_SEEDS]))))
+    assert [(r["method"], r["seed"], r["round"]) for r in rows] == [
+        ("ours", "0", "1"),
+        ("ours", "0", "2"),
+        ("ours", "1", "1"),
+        ("ours", "1", "2"),
+    ]
+    assert [float(r["accuracy"]) for r in rows] == [0.25, 0.5, 0.75, 1.0]
+    assert [int(r["bytes_up"]) for r in rows] == [1000, 1000, 3000, 3000]
+    assert {r["epsilon"] for r in rows} == {""}
+
+
+def test_the_cards_of_one_run() -> None:
+    shown = {card.title: card for card in cards([method("one", records([0.5, 0.75, 0.7]))])}
+    assert shown["Final accuracy"].value == "70.00 %"
+    assert shown["Final accuracy"].more == "best 75.00 % in round 2"
+    assert shown["Rounds"].value == "3"
+    assert shown["Sent by clients"].value == "3.0 kB"
+    assert shown["Sent by clients"].more == "received 6.0 kB"
+    assert shown["Computing, clients"].value == "9.0 s"
+    assert "Privacy" not in shown
+
+
+def test_the_cards_of_several_say_who_is_frugal() -> None:
+    best = method("best", records([0.5, 0.9, 0.95], bytes_up=10_000))
+    near = method("near", records([0.2, 0.942, 0.945], bytes_up=1_000))
+    cheap = method("cheap", records([0.2, 0.3, 0.93], bytes_up=1))
+    shown = {card.title: card for card in cards([best, near, cheap])}
+    assert shown["Highest final accuracy"].value == "95.00 %"
+    assert shown["Highest final accuracy"].more == "best"
+    # 94.2 % in round 2 is within a point of 95 %; 93 % is not, however cheap.
+    assert shown["Within a point of it, sent"].value == "2.0 kB"
+    assert shown["Within a point of it, sent"].more == "near, after 2 rounds"
+
+
+def test_the_row_of_a_method() -> None:
+    said = row(TWO_SEEDS)
+    # 50 and 100 %: the deviation of two values is their distance over the root of 2.
+    assert said["Final accuracy"] == "75.00 ± 35.36 %"
+    assert said["Sent by clients"] == "4.0 kB"
+    assert said["Clients computed"] == "6.0 s"
+
+
+PRIVATE = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
+PAPER = {"privacy__mechanism": "paper", "privacy__noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon", "text"),
+    [
+        ({}, None, "none"),
+        (PAPER, math.inf, "no guarantee"),
+        (PRIVATE, 3.5, "ε = 3.50"),
+        (PRIVATE, math.inf, "no guarantee"),
+        (PRIVATE, None, "no guarantee"),
+        (PRIVATE | {"privacy__test_secret": "fixed"}, 3.5, "not private"),
+    ],
+)
+def test_how_private(settings: dict[str, Any], epsilon: float | None, text: str) -> None:
+    one = method("one", records([0.5, 0.6], epsilon=epsilon), **settings)
+    assert privacy_text(one) == text
+    page = html(Report((one,)))
+    assert (f'<p class="value">{text}</p>' in page) == (text != "none")
+    # There is a curve of what was spent only where that means something.
+    assert ('id="privacy"' in page) == text.startswith("ε")
+
+
+def test_of_several_seeds_the_one_that_spent_most_counts() -> None:
+    both = method("one", records([0.5], epsilon=1.0), records([0.5], epsilon=2.0), **PRIVATE)
+    assert privacy_text(both) == "ε = 2.00"
+
+
+def test_a_private_run_tells_neither_times_nor_a_digest() -> None:
+    secret = method("one", records([0.5], epsilon=1.0, client_seconds=12.3456), **PRIVATE)
+    page = html(Report((secret,)))
+    assert "12.3" not in page.replace(embedded_scripts(page), "")
+    assert ENVIRONMENT["data"] not in page
+    assert "digest of the data" not in versions([secret])
+    assert versions([TWO_SEEDS])["digest of the data"] == ENVIRONMENT["data"]
+    assert "run" not in versions([TWO_SEEDS])
+    (line,) = csv.DictReader(io.StringIO(to_csv([secret])))
+    assert line["client_seconds"] == ""
+
+
+def embedded_scripts(page: str) -> str:
+    """Returns the largest script of a page, which is Plotly's and full of numbers."""
+    return max(Elements(page).scripts, key=len)
+
+
+def test_settings_that_differ() -> None:
+    one = method("one", records([0.5]), server__lr=0.5)
+    other = method("other", records([0.5]), server__lr=0.25, server__augment=True)
+    assert differences([one, other]) == {
+        "server.lr": ["0.5", "0.25"],
+        "server.augment": ["false", "true"],
+    }
+    assert differences([one]) == {}
+
+
+def test_titles() -> None:
+    def named(*names: str) -> list[Method]:
+        return [method(name, records([0.5])) for name in names]
+
+    assert title(named("a")) == "a on digits"
+    assert title(named("a", "b", "c")) == "a, b and c on digits"
+    assert title(named(*"abcdef")) == "6 methods on digits"
+    assert "seeds 0, 1" in lede([TWO_SEEDS])
+    assert "held-out" in lede([method("a", records([0.5]), data__validation=0.1)])
+
+
+def test_what_users_name_is_text_and_nothing_else() -> None:
+    harmless = Report((method("plain", records([0.5, 0.75])),))
+    page = html(evil_report())
+    parsed = Elements(page)
+    tags = [tag for tag, _ in parsed.elements]
+    assert (
+        tags.count("script")
+        == 4
+        == [t for t, _ in Elements(html(harmless)).elements].count("script")
+    )
+    assert "img" not in tags
+    assert not any(name.startswith("on") for _, attrs in parsed.elements for name in attrs)
+    assert embedded(page)["methods"][0]["name"] == EVIL
+    assert embedded(page)["partition"]["classes"][0] == EVIL
+
+
+def test_a_browser_is_told_to_run_these_scripts_only_and_to_fetch_nothing() -> None:
+    parsed = Elements(html(evil_report()))
+    (policy,) = [
+        attrs["content"]
+        for tag, attrs in parsed.elements
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    rules = dict(rule.split(maxsplit=1) for rule in policy.split(";"))
+    kinds = [attrs.get("type") for tag, attrs in parsed.elements if tag == "script"]
+    run = [text for text, kind in zip(parsed.scripts, kinds, strict=True) if kind is None]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in run]
+    assert rules["script-src"].split() == [f"'sha256-{each.decode()}'" for each in hashes]
+    assert rules["default-src"] == "'none'"
+    places = [
+        value
+        for _, attrs in parsed.elements
+        for name, value in attrs.items()
+        if name in ("src", "href")
+    ]
+    assert places == ["data:,"]
+
+
+def test_a_page_without_pictures_has_no_place_for_them() -> None:
+    page = html(Report((TWO_SEEDS,)))
+    ids = {attrs.get("id") for _, attrs in Elements(page).elements}
+    assert {"accuracy", "sent", "time", "messages"} <= ids
+    assert not {"images", "partition", "privacy", "legend"} & ids
