@@ -73,6 +73,7 @@ def test_mlflow_has_the_numbers_and_the_settings(
     result = tiny.run_tiny(run, rounds=2, observer=tracker("mlflow", run))
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("feddm")
+    assert experiment is not None
     (logged,) = client.search_runs([experiment.experiment_id])
     assert logged.info.run_name == "run"
     assert logged.info.status == "FINISHED"

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_the_view_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.time, "sleep", interrupted)
+    monkeypatch.setattr("feddm.cli.watch.time.sleep", interrupted)
     with RunDirectory.open(run):
         assert "The run goes on." in followed(run)
 

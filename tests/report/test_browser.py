@@ -18,10 +18,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from fabricated import config, images, method, records, write_run, write_study
-from feddm.report.files import collected, write_report
 from feddm.report.page import Report, html
 from feddm.report.pictures import Partition, sheet
 from feddm.report.runs import read
+from feddm.report.writing import collected, write_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 EVIL = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
@@ -34,19 +34,25 @@ ARGUMENTS = (
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the browser puts what it saves."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def chromium(downloads: Path) -> Iterator[webdriver.Chrome]:
     if CHROMIUM is None or DRIVER is None:
         why = "needs the packages chromium and chromium-driver"
-        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ARGUMENTS:
         options.add_argument(argument)
-    downloads = str(tmp_path_factory.mktemp("downloads"))
-    options.add_experimental_option("prefs", {"download.default_directory": downloads})
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(DRIVER))
-    driver.downloads = Path(downloads)  # type: ignore[attr-defined]
     try:
         yield driver
     finally:
@@ -68,7 +74,7 @@ class Page:
         driver.get(file.as_uri())
 
     def run(self, script: str) -> Any:
-        return self.driver.execute_script(script)  # type: ignore[no-untyped-call]
+        return self.driver.execute_script(script)
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -180,7 +186,8 @@ def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
     outside = page.run(
         "return [...document.querySelectorAll('main *, header *')]"
         ".filter(each => !each.closest('.scroll, svg, .plot'))"
-        ".filter(each => each.getBoundingClientRect().right > 375.5).map(each => each.outerHTML)"
+        ".filter(each => each.getBoundingClientRect().right > 375.5)"
+        ".map(each => each.outerHTML)"
     )
     assert outside == []
     widths = page.run(
@@ -204,13 +211,14 @@ def test_the_switch_of_themes(opened: Opened, comparison: Path) -> None:
     assert page.run(paper) == light
 
 
-def test_numbers_and_pictures_can_be_taken_along(opened: Opened, comparison: Path) -> None:
+def test_numbers_and_pictures_can_be_taken_along(
+    opened: Opened, comparison: Path, downloads: Path
+) -> None:
     page = opened(comparison)
-    folder: Path = page.driver.downloads  # type: ignore[attr-defined]
     # As by hand: a script alone may not save one file after another.
     page.all("figure .save")[0].click()
     page.one("#csv").click()
-    csv, picture = folder / "feddm.csv", folder / "feddm-accuracy.png"
+    csv, picture = downloads / "feddm.csv", downloads / "feddm-accuracy.png"
     page.wait(lambda: csv.exists() and picture.exists())
     # 3 methods, 2 seeds, 4 rounds, and the titles.
     assert len(csv.read_text().splitlines()) == 3 * 2 * 4 + 1

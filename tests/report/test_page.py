@@ -175,6 +175,7 @@ def test_how_private(settings: dict[str, Any], epsilon: float | None, text: str)
     assert privacy_text(one) == text
     page = html(Report((one,)))
     assert (f'<p class="value">{text}</p>' in page) == (text != "none")
+    assert ("<h2>Privacy</h2>\n" in page) == bool(settings)
     # There is a curve of what was spent only where that means something.
     assert ('id="privacy"' in page) == text.startswith("ε")
 

@@ -69,7 +69,7 @@ def ablate(
         write_results(study, cells, rows, command(), changes)
         display.table(rows, study)
         if report:
-            report_at_end(study, display.say)
+            report_at_end(study, display)
     if json:
         print(to_json(rows))
 

@@ -112,7 +112,7 @@ def compare(
             }
             display.say(f"Drawn in {draw_curves(done, figure)}")
         if report:
-            report_at_end(study, display.say)
+            report_at_end(study, display)
     if json:
         print(to_json(rows))
 

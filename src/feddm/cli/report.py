@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
@@ -43,7 +42,7 @@ def report(
     It opens anywhere, without a server or a network: curves, synthetic images, time, messages,
     privacy, settings. Runs that differ in the seed only are averaged.
     """
-    from feddm.report.files import write_report
+    from feddm.report.writing import write_report
 
     written = write_report(runs, out, figures=figures, neighbours=neighbours)
     for note in written.notes:
@@ -57,12 +56,22 @@ def report(
         webbrowser.open(written.page.absolute().as_uri())
 
 
-def report_at_end(path: Path, say: Callable[[str], None]) -> None:
+class Screen(Protocol):
+    """Where a command shows what it has to say."""
+
+    def say(self, text: str) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+def report_at_end(path: Path, screen: Screen) -> None:
     """Writes the report of what has just ended; whatever goes wrong, the run is not lost."""
     try:
-        from feddm.report.files import write_report
+        from feddm.report.writing import write_report
 
-        say(f"The report is {write_report([path]).page}")
+        page = write_report([path]).page
     except Exception as error:
         # The results are on the disk, and `feddm report` shows what is wrong.
-        say(f"Note: no report was written: {error}")
+        screen.notice(f"no report was written: {error}")
+    else:
+        screen.say(f"The report is {page}")

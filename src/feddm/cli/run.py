@@ -61,7 +61,7 @@ def run(
             observer = _logged(log, directory, display)
             display.finished(execute(config, directory, observer))
             if report:
-                report_at_end(directory, display.say)
+                report_at_end(directory, display)
     finally:
         if out is None:
             with suppress(OSError):
@@ -90,7 +90,7 @@ def resume(
         result = api.resume(directory, workers=number, data_dir=data_dir, observer=observer)
         display.finished(result)
         if report:
-            report_at_end(directory, display.say)
+            report_at_end(directory, display)
 
 
 def _logged(log: str | None, directory: Path, display: Display) -> Observer:

@@ -5,7 +5,7 @@ answers to a click, by ``assets/page.js`` from the numbers in `drawn`.
 
 Names come from users: the template escapes them for HTML, `drawn` is embedded as JSON that no
 tag can end, and the script escapes them again where Plotly would read tags in its labels. On
-top of that, the page tells the browser to run the two scripts that it came with and no other,
+top of that, the page tells the browser to run the scripts that it came with and no other,
 and to fetch nothing.
 """
 
@@ -80,7 +80,8 @@ def html(report: Report) -> str:
         columns=columns(methods),
         several=len(methods) > 1,
         many_seeds=any(len(method.runs) > 1 for method in methods),
-        private=[promise(method) for method in methods if method.protected],
+        private=[promise(m) for m in methods if m.config.privacy.mechanism != "none"],
+        protected=any(method.protected for method in methods),
         spent=any(_epsilons(method) for method in methods),
         sheets=report.sheets,
         neighbours=any(sheet.neighbours for sheet in report.sheets),
@@ -260,12 +261,18 @@ def promise(method: Method) -> dict[str, str]:
     """Returns what is protected, and how."""
     privacy = method.config.privacy
     budget = f"budget ε = {privacy.epsilon:g}" if privacy.epsilon else "no budget"
-    return {
-        "name": method.name,
-        "spent": privacy_text(method),
-        "how": f"{privacy.mechanism}, {budget} at δ = {privacy.delta:g}, noise multiplier "
-        f"{privacy.noise_multiplier:.4g}; the unit is {UNITS[privacy.unit]}, added or removed",
-    }
+    how = (
+        f"Private by {privacy.mechanism}: {budget} at δ = {privacy.delta:g}, noise multiplier "
+        f"{privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added or removed."
+    )
+    if privacy.mechanism == "paper":
+        how = (
+            f"Noise of the paper, sigma = {privacy.noise_multiplier:g}: it clips the mean of a "
+            "batch, begins with real images, and shows a client's classes."
+        )
+    elif privacy.test_secret:
+        how = "Secrets are fixed by privacy.test_secret, so anybody can take the noise off."
+    return {"name": method.name, "spent": privacy_text(method), "how": how}
 
 
 def setup(method: Method) -> dict[str, Any]:

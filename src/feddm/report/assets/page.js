@@ -64,7 +64,7 @@
     const { xaxis = {}, yaxis = {}, ...rest } = more;
     const merge = own => ({ ...axis, ...own, title: { ...axis.title, text: own.title || "" } });
     return {
-      paper_bgcolor: css("--surface"), plot_bgcolor: css("--surface"), showlegend: false, legend: { traceorder: "normal" }, dragmode: false,
+      paper_bgcolor: css("--surface"), plot_bgcolor: css("--surface"), showlegend: false, dragmode: false,
       font: { family: getComputedStyle(document.body).fontFamily, color: css("--ink"), size: 13 },
       hoverlabel: { bgcolor: css("--surface"), bordercolor: css("--line"), font: { color: css("--ink"), size: 13 }, align: "left" },
       margin: { l: 8, r: 12, t: 8, b: 8 }, xaxis: merge(xaxis), yaxis: merge(yaxis), ...rest,
@@ -80,8 +80,8 @@
       customdata: text(method), hovertemplate: `%{customdata}<extra>${plain(method.name).replaceAll("%{", "% {")}</extra>`, meta: method.name, ...more,
     };
     if (method.seeds < 2) return [mean];
-    const edge = values => ({ type: "scatter", mode: "lines", x: xs, y: values, line: { width: 0 }, hoverinfo: "skip" });
-    return [edge(percent(method.lowest)), { ...edge(percent(method.highest)), fill: "tonexty", fillcolor: faded(style.color, 0.16) }, mean];
+    const band = [...percent(method.lowest), ...percent(method.highest).reverse()];
+    return [{ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], y: band, line: { width: 0 }, fill: "toself", fillcolor: faded(style.color, 0.16), hoverinfo: "skip" }, mean];
   });
   const simple = (y, text) => shown().map(([method, number]) => ({
     type: "scatter", mode: "lines+markers", x: method.rounds, y: y(method), name: plain(method.name), meta: method.name,

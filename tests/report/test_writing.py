@@ -13,11 +13,11 @@ from fabricated import config, images, records, write_run, write_study
 from feddm.build import build_dataset, build_shards, fingerprint
 from feddm.cli import app
 from feddm.errors import ConfigError, DataError, FedDMError
-from feddm.report import files
-from feddm.report.files import collected, write_report
+from feddm.report import writing
 from feddm.report.runs import read
+from feddm.report.writing import collected, write_report
 
-PRIVATE = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
+PRIVATE: dict[str, Any] = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
 
 
 def feddm(*arguments: object) -> str:
@@ -153,10 +153,10 @@ def test_a_report_that_fails_does_not_lose_the_run(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(files, "html", broken)
+    monkeypatch.setattr(writing, "html", broken)
     run = tmp_path / "run"
     lines = feddm("run", *tiny.arguments(rounds=1), "--out", run).splitlines()
-    assert lines[-1] == "Note: no report was written: a bug"
+    assert lines[-1] == "Note: no report was written: a bug."
     assert (run / "model.safetensors").exists()
 
 
