@@ -84,14 +84,14 @@ def test_mlflow_has_the_numbers_and_the_settings(
     ]
 
 
-def test_an_mlflow_that_cannot_be_reached_is_told_before_the_first_round(
+def test_an_mlflow_that_cannot_be_reached_is_told_before_a_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nosuch://place")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with pytest.raises(FedDMError, match="MLflow cannot be used"):
-        tiny.run_tiny(tmp_path / "run", observer=tracker("mlflow", tmp_path / "run"))
-    assert not (tmp_path / "run" / "results.jsonl").exists()
+        tracker("mlflow", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -89,36 +89,32 @@ class Mlflow(Observer):
 
         self._mlflow = mlflow
         self._name = directory.name
-        self._client: Any = None
-        self._run = ""
         self._rounds = 0
+        self._run = ""
+        try:
+            self._client: Any = mlflow.MlflowClient()
+            self._experiment = self._find(os.environ.get("MLFLOW_EXPERIMENT_NAME", "feddm"))
+        except mlflow.MlflowException as error:
+            reason = str(error).strip().partition(". ")[0]
+            raise FedDMError(
+                f"MLflow cannot be used: {reason}. Set MLFLOW_TRACKING_URI to a server, or "
+                "pip install mlflow to keep runs on this disk"
+            ) from error
+
+    def _find(self, name: str) -> str:
+        known = self._client.get_experiment_by_name(name)
+        return str(known.experiment_id if known else self._client.create_experiment(name))
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
-        try:
-            self._begin(config)
-        except self._mlflow.MlflowException as error:
-            first = str(error).splitlines()[0]
-            raise FedDMError(
-                f"MLflow cannot be used: {first} Set MLFLOW_TRACKING_URI to a server, or "
-                "pip install mlflow for one on this disk"
-            ) from error
+        self._rounds = config.rounds
+        run = self._client.create_run(self._experiment, run_name=self._name)
+        self._run = run.info.run_id
+        param = self._mlflow.entities.Param
+        settings = [param(k, str(v)) for k, v in flat(config.model_dump()).items()]
+        for begin in range(0, len(settings), MOST_PARAMS):
+            self._client.log_batch(self._run, params=settings[begin : begin + MOST_PARAMS])
         for record in records:
             self.finished_round(record)
-
-    def _begin(self, config: Config) -> None:
-        self._client = self._mlflow.MlflowClient()
-        self._rounds = config.rounds
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "feddm")
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        self._run = self._client.create_run(experiment, run_name=self._name).info.run_id
-        settings = [
-            self._mlflow.entities.Param(key, str(value))
-            for key, value in flat(config.model_dump()).items()
-        ]
-        for begin in range(0, len(settings), MOST_PARAMS):
-            part = settings[begin : begin + MOST_PARAMS]
-            self._client.log_batch(self._run, params=part)
 
     def finished_round(self, record: RoundRecord) -> None:
         now = int(1000 * time.time())
