@@ -84,7 +84,6 @@ def html(report: Report) -> str:
         protected=any(method.protected for method in methods),
         spent=any(_epsilons(method) for method in methods),
         sheets=report.sheets,
-        neighbours=any(sheet.neighbours for sheet in report.sheets),
         partition=report.partition,
         command=report.command,
         setups=[setup(method) for method in methods],
@@ -361,12 +360,9 @@ class MeanRound:
     accuracy: float
     lowest: float
     highest: float
-    loss: float
     sent: dict[str, float]  # until then: "bytes" and "floats"
     bytes_up: float
     bytes_down: float
-    floats_up: float
-    floats_down: float
     client_seconds: float
     server_seconds: float
     epsilon: float | None
@@ -388,12 +384,9 @@ def _rounds(method: Method) -> list[MeanRound]:
                 accuracy=mean("accuracy"),
                 lowest=min(record.accuracy for record in records),
                 highest=max(record.accuracy for record in records),
-                loss=mean("loss"),
                 sent=sent,
                 bytes_up=mean("bytes_up"),
                 bytes_down=mean("bytes_down"),
-                floats_up=mean("floats_up"),
-                floats_down=mean("floats_down"),
                 client_seconds=mean("client_seconds"),
                 server_seconds=mean("server_seconds"),
                 epsilon=max(epsilons, default=None),

@@ -20,6 +20,7 @@
   const faded = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
   // Plotly reads tags in whatever it writes.
   const plain = text => String(text).replace(/[&<>]/g, c => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
+  const extra = method => plain(method.name).replaceAll("%{", "% {");  // nor fill in what a name asks for
   const short = (text, most = 12) => plain(text.length > most ? text.slice(0, most - 1) + "…" : text);
   const color = number => css(`--series-${number % SERIES}`);
   const dash = number => DASHES[Math.floor(number / SERIES) % DASHES.length];
@@ -72,21 +73,21 @@
   };
 
   // Of each method its mean as a line, and behind it the band of its seeds.
-  const lines = (x, y, more, text) => shown().flatMap(([method, number]) => {
+  const lines = (x, y, text) => shown().flatMap(([method, number]) => {
     const xs = x(method), style = { color: color(number), width: 2.25, dash: dash(number) };
     const mean = {
       type: "scatter", mode: xs.length > 40 ? "lines" : "lines+markers", x: xs, y: y(method), name: plain(method.name),
       line: style, marker: { size: 7, symbol: SYMBOLS[number % SYMBOLS.length], color: style.color },
-      customdata: text(method), hovertemplate: `%{customdata}<extra>${plain(method.name).replaceAll("%{", "% {")}</extra>`, meta: method.name, ...more,
+      customdata: text(method), hovertemplate: `%{customdata}<extra>${extra(method)}</extra>`, meta: method.name,
     };
     if (method.seeds < 2) return [mean];
     const band = [...percent(method.lowest), ...percent(method.highest).reverse()];
     return [{ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], y: band, line: { width: 0 }, fill: "toself", fillcolor: faded(style.color, 0.16), hoverinfo: "skip" }, mean];
   });
-  const simple = (y, text) => shown().map(([method, number]) => ({
+  const simple = (rows, y, text) => rows.map(([method, number]) => ({
     type: "scatter", mode: "lines+markers", x: method.rounds, y: y(method), name: plain(method.name), meta: method.name,
     line: { color: color(number), width: 2.25, dash: dash(number) }, marker: { size: 6, symbol: SYMBOLS[number % SYMBOLS.length] },
-    customdata: y(method).map(text), hovertemplate: `%{customdata}<extra>${plain(method.name).replaceAll("%{", "% {")}</extra>`,
+    customdata: y(method).map(text), hovertemplate: `%{customdata}<extra>${extra(method)}</extra>`,
   }));
   const accuracyText = method => method.accuracy.map((value, round) => {
     const band = method.seeds > 1 ? ` (${(100 * method.lowest[round]).toFixed(2)} to ${(100 * method.highest[round]).toFixed(2)})` : "";
@@ -97,7 +98,7 @@
 
   const figures = {
     accuracy: () => [
-      lines(method => method.rounds, method => percent(method.accuracy), {}, accuracyText),
+      lines(method => method.rounds, method => percent(method.accuracy), accuracyText),
       layout({ hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: { ticksuffix: " %" } }),
     ],
     sent: () => {
@@ -107,7 +108,7 @@
       const hover = method => accuracyText(method).map((accuracy, i) =>
         `${accuracy}<br>round ${method.rounds[i]}, ${text(method.sent[unit][i])} sent`);
       return [
-        lines(method => method.sent[unit], method => percent(method.accuracy), {}, hover),
+        lines(method => method.sent[unit], method => percent(method.accuracy), hover),
         layout({
           hovermode: "closest", yaxis: { ticksuffix: " %" },
           xaxis: { title: `${unit} sent by all clients until then`, type: scale, ...ticks(all, scale === "log", text), ...(scale === "linear" ? { rangemode: "tozero" } : {}) },
@@ -168,17 +169,12 @@
         return [bars, layout({ ...ownLegend, barmode: "group", bargap: 0.35, hovermode: "x unified", xaxis: { title: "round", ...wholeRounds(), range: [0.4, method.rounds.at(-1) + 0.6] }, yaxis: y([...method.up, ...method.down]) })];
       }
       const { way } = chosen.messages;
-      return [simple(method => method[way], asBytes), layout({ hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: y(shown().flatMap(([method]) => method[way])) })];
+      return [simple(shown(), method => method[way], asBytes), layout({ hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: y(shown().flatMap(([method]) => method[way])) })];
     },
     privacy: () => {
       const rows = shown().filter(([method]) => method.epsilon.length);
       const budgets = [...new Set(rows.map(([method]) => method.budget).filter(Boolean))];
-      const traces = rows.map(([method, number]) => ({
-        type: "scatter", mode: "lines+markers", x: method.rounds, y: method.epsilon, name: plain(method.name), meta: method.name,
-        line: { color: color(number), width: 2.25 }, marker: { size: 7, symbol: SYMBOLS[number % SYMBOLS.length] },
-        customdata: method.epsilon.map(value => `ε = ${value.toFixed(3)}`), hovertemplate: `%{customdata}<extra>${plain(method.name).replaceAll("%{", "% {")}</extra>`,
-      }));
-      return [traces, layout({
+      return [simple(rows, method => method.epsilon, value => `ε = ${value.toFixed(3)}`), layout({
         hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: { title: "ε", rangemode: "tozero" },
         shapes: budgets.map(budget => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: budget, y1: budget, line: { color: css("--muted"), width: 1.5, dash: "dot" } })),
       })];
