@@ -11,21 +11,14 @@ import numpy as np
 import pytest
 
 from fabricated import ENVIRONMENT, method, records
-from feddm.report.page import (
-    Report,
+from feddm.report.means import to_csv
+from feddm.report.page import Report, drawn, html
+from feddm.report.pictures import Partition, Sheet, png
+from feddm.report.summary import (
     cards,
-    differences,
-    drawn,
-    html,
-    lede,
     privacy_text,
-    row,
-    title,
-    to_csv,
     versions,
 )
-from feddm.report.pictures import Partition, Sheet, png
-from feddm.report.runs import Method
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;%{x}"
 TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
@@ -111,50 +104,6 @@ def test_methods_that_learned_nothing_at_all() -> None:
     assert "<table" in html(Report(tuple(lost)))
 
 
-def test_every_number_is_in_the_csv() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv([TWO_SEEDS]))))
-    assert [(r["method"], r["seed"], r["round"]) for r in rows] == [
-        ("ours", "0", "1"),
-        ("ours", "0", "2"),
-        ("ours", "1", "1"),
-        ("ours", "1", "2"),
-    ]
-    assert [float(r["accuracy"]) for r in rows] == [0.25, 0.5, 0.75, 1.0]
-    assert [int(r["bytes_up"]) for r in rows] == [1000, 1000, 3000, 3000]
-    assert {r["epsilon"] for r in rows} == {""}
-
-
-def test_the_cards_of_one_run() -> None:
-    shown = {card.title: card for card in cards([method("one", records([0.5, 0.75, 0.7]))])}
-    assert shown["Final accuracy"].value == "70.00 %"
-    assert shown["Final accuracy"].more == "best 75.00 % in round 2"
-    assert shown["Rounds"].value == "3"
-    assert shown["Sent by clients"].value == "3.0 kB"
-    assert shown["Sent by clients"].more == "received 6.0 kB"
-    assert shown["Computing, clients"].value == "9.0 s"
-    assert "Privacy" not in shown
-
-
-def test_the_cards_of_several_say_who_is_frugal() -> None:
-    best = method("best", records([0.5, 0.9, 0.95], bytes_up=10_000))
-    near = method("near", records([0.2, 0.942, 0.945], bytes_up=1_000))
-    cheap = method("cheap", records([0.2, 0.3, 0.93], bytes_up=1))
-    shown = {card.title: card for card in cards([best, near, cheap])}
-    assert shown["Highest final accuracy"].value == "95.00 %"
-    assert shown["Highest final accuracy"].more == "best"
-    # 94.2 % in round 2 is within a point of 95 %; 93 % is not, however cheap.
-    assert shown["Within a point of it, sent"].value == "2.0 kB"
-    assert shown["Within a point of it, sent"].more == "near, after 2 rounds"
-
-
-def test_the_row_of_a_method() -> None:
-    said = row(TWO_SEEDS)
-    # 50 and 100 %: the deviation of two values is their distance over the root of 2.
-    assert said["Final accuracy"] == "75.00 ± 35.36 %"
-    assert said["Sent by clients"] == "4.0 kB"
-    assert said["Clients computed"] == "6.0 s"
-
-
 PRIVATE = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
 PAPER = {"privacy__mechanism": "paper", "privacy__noise_multiplier": 1.0}
 
@@ -180,11 +129,6 @@ def test_how_private(settings: dict[str, Any], epsilon: float | None, text: str)
     assert ('id="privacy"' in page) == text.startswith("ε")
 
 
-def test_of_several_seeds_the_one_that_spent_most_counts() -> None:
-    both = method("one", records([0.5], epsilon=1.0), records([0.5], epsilon=2.0), **PRIVATE)
-    assert privacy_text(both) == "ε = 2.00"
-
-
 def test_a_private_run_tells_neither_times_nor_a_digest() -> None:
     secret = method("one", records([0.5], epsilon=1.0, client_seconds=12.3456), **PRIVATE)
     page = html(Report((secret,)))
@@ -200,27 +144,6 @@ def test_a_private_run_tells_neither_times_nor_a_digest() -> None:
 def embedded_scripts(page: str) -> str:
     """Returns the largest script of a page, which is Plotly's and full of numbers."""
     return max(Elements(page).scripts, key=len)
-
-
-def test_settings_that_differ() -> None:
-    one = method("one", records([0.5]), server__lr=0.5)
-    other = method("other", records([0.5]), server__lr=0.25, server__augment=True)
-    assert differences([one, other]) == {
-        "server.lr": ["0.5", "0.25"],
-        "server.augment": ["false", "true"],
-    }
-    assert differences([one]) == {}
-
-
-def test_titles() -> None:
-    def named(*names: str) -> list[Method]:
-        return [method(name, records([0.5])) for name in names]
-
-    assert title(named("a")) == "a on digits"
-    assert title(named("a", "b", "c")) == "a, b and c on digits"
-    assert title(named(*"abcdef")) == "6 methods on digits"
-    assert "seeds 0, 1" in lede([TWO_SEEDS])
-    assert "held-out" in lede([method("a", records([0.5]), data__validation=0.1)])
 
 
 def test_what_users_name_is_text_and_nothing_else() -> None:

@@ -1,0 +1,270 @@
+"""Methods in words: titles, cards, a table, what is private, and how to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from feddm.comparison import Spread, accuracy_text
+from feddm.config import flat
+from feddm.report.command import command
+from feddm.report.means import epsilons, mean_rounds
+from feddm.report.runs import Method
+from feddm.words import UNITS, percent, size_text, time_text
+
+NEAR = 0.01  # what is within one point of the best accuracy is nearly as good
+
+
+class Card(NamedTuple):
+    """A figure that is read at a glance."""
+
+    title: str
+    value: str
+    more: str = ""
+
+
+def title(methods: Sequence[Method]) -> str:
+    """Returns what the page is about in a few words."""
+    names = [method.name for method in methods]
+    if len(names) > 4:
+        what = f"{len(names)} methods"
+    else:
+        what = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{what} on {_all_of(method.config.data.name for method in methods)}"
+
+
+def lede(methods: Sequence[Method]) -> str:
+    """Returns what the runs have in common."""
+    configs = [method.config for method in methods]
+    schemes = {
+        "iid": "split evenly",
+        "classes": "with a few classes each",
+    }
+    splits = (
+        schemes.get(config.partition.scheme, f"Dirichlet({config.partition.alpha:g})")
+        for config in configs
+    )
+    models = (
+        f"{config.model.name} of width {config.model.width}"
+        if config.model.name == "convnet"
+        else config.model.name
+        for config in configs
+    )
+    seeds = sorted({run.config.seed for method in methods for run in method.runs})
+    judged = (
+        "accuracy on held-out training examples"
+        if any(config.data.validation for config in configs)
+        else "accuracy on the test set"
+    )
+    return " · ".join(
+        [
+            f"{_all_of(config.partition.clients for config in configs)} clients",
+            _all_of(splits),
+            _all_of(models),
+            f"preset {_all_of(config.preset for config in configs)}",
+            f"seed{'s' * (len(seeds) > 1)} {_all_of(seeds)}",
+            judged,
+        ]
+    )
+
+
+def cards(methods: Sequence[Method]) -> list[Card]:
+    """Returns what a reader wants to know first."""
+    if len(methods) > 1:
+        return _cards_of_several(methods)
+    (method,) = methods
+    rounds = mean_rounds(method)
+    best = max(rounds, key=lambda each: each.accuracy)
+    shown = [
+        Card(
+            "Final accuracy",
+            percent(rounds[-1].accuracy),
+            f"best {percent(best.accuracy)} in round {best.round}"
+            + (f", {len(method.runs)} seeds" if len(method.runs) > 1 else ""),
+        ),
+        Card("Rounds", str(method.num_rounds), _of_planned(method)),
+        Card("Clients", str(method.config.partition.clients), _participation(method)),
+        Card(
+            "Sent by clients",
+            size_text(rounds[-1].sent["bytes"]),
+            f"received {size_text(sum(each.bytes_down for each in rounds))}",
+        ),
+    ]
+    server = sum(each.server_seconds for each in rounds)
+    if not method.protected:
+        seconds = sum(each.client_seconds for each in rounds)
+        shown.append(
+            Card(
+                "Computing, clients",
+                time_text(seconds),
+                f"together; server {time_text(server)}",
+            )
+        )
+    else:
+        shown.append(Card("Computing, server", time_text(server), "clients do not tell"))
+    if method.config.privacy.mechanism != "none":
+        shown.append(Card("Privacy", privacy_text(method), _privacy_more(method)))
+    return shown
+
+
+def _cards_of_several(methods: Sequence[Method]) -> list[Card]:
+    top = max(methods, key=lambda method: _final(method).mean)
+    goal = _final(top).mean - NEAR
+    frugal = [
+        (reached.sent["bytes"], reached.round, method.name)
+        for method in methods
+        for reached in [next((r for r in mean_rounds(method) if r.accuracy >= goal), None)]
+        if reached is not None
+    ]
+    shown = [Card("Highest final accuracy", percent(_final(top).mean), _with_spread(top))]
+    if frugal:
+        sent, number, name = min(frugal)
+        after = f"{name}, after {_count(number, 'round')}"
+        shown.append(Card("Within a point of it, sent", size_text(sent), after))
+    shown.append(Card("Rounds", _all_of(method.num_rounds for method in methods)))
+    clients = _all_of(method.config.partition.clients for method in methods)
+    shown.append(Card("Clients", clients))
+    seeds = {run.config.seed for method in methods for run in method.runs}
+    shown.append(Card("Seeds", str(len(seeds)), _all_of(sorted(seeds))))
+    return shown
+
+
+def columns(methods: Sequence[Method]) -> list[str]:
+    """Returns the titles of the table of methods."""
+    titles = [
+        "Final accuracy",
+        "Best",
+        "Sent by clients",
+        "Clients computed",
+        "Server computed",
+    ]
+    if any(method.config.privacy.mechanism != "none" for method in methods):
+        titles.append("Privacy")
+    return titles
+
+
+def row(method: Method) -> dict[str, Any]:
+    """Returns what the table says about a method."""
+    best = Spread.of([max(r.accuracy for r in run.records) for run in method.runs])
+    rounds = mean_rounds(method)
+    clients = time_text(sum(each.client_seconds for each in rounds))
+    return {
+        "name": method.name,
+        "Final accuracy": f"{accuracy_text(_final(method))} %",
+        "Best": f"{accuracy_text(best)} %",
+        "Sent by clients": size_text(rounds[-1].sent["bytes"]),
+        "Clients computed": "not told" if method.protected else clients,
+        "Server computed": time_text(sum(each.server_seconds for each in rounds)),
+        "Privacy": privacy_text(method),
+    }
+
+
+def privacy_text(method: Method) -> str:
+    """Returns how private the runs of a method are, in two words."""
+    privacy = method.config.privacy
+    if privacy.mechanism == "none":
+        return "none"
+    if privacy.mechanism == "paper":
+        return "no guarantee"
+    if privacy.test_secret:
+        return "not private"
+    spent = epsilons(method)
+    return f"ε = {spent[-1]:.2f}" if spent else "no guarantee"
+
+
+def _privacy_more(method: Method) -> str:
+    privacy = method.config.privacy
+    if privacy.mechanism == "paper":
+        return "noise of the paper"
+    if privacy.test_secret:
+        return "secrets are fixed for tests"
+    return f"at δ = {privacy.delta:g}, for {UNITS[privacy.unit]}"
+
+
+def promise(method: Method) -> dict[str, str]:
+    """Returns what is protected, and how."""
+    privacy = method.config.privacy
+    budget = f"budget ε = {privacy.epsilon:g}" if privacy.epsilon else "no budget"
+    how = (
+        f"Private by {privacy.mechanism}: {budget} at δ = {privacy.delta:g}, noise multiplier "
+        f"{privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added or removed."
+    )
+    if privacy.mechanism == "paper":
+        how = (
+            f"Noise of the paper, sigma = {privacy.noise_multiplier:g}: it clips the mean of a "
+            "batch, begins with real images, and shows a client's classes."
+        )
+    elif privacy.test_secret:
+        how = "Secrets are fixed by privacy.test_secret, so anybody can take the noise off."
+    return {"name": method.name, "spent": privacy_text(method), "how": how}
+
+
+def setup(method: Method) -> dict[str, Any]:
+    """Returns how to run a method again."""
+    config = method.config
+    return {
+        "name": method.name,
+        "seeds": _all_of(run.config.seed for run in method.runs),
+        "toml": config.to_toml(),
+        "command": command(config) or "feddm run config.toml",
+        "file": command(config) is None,
+    }
+
+
+def differences(methods: Sequence[Method]) -> dict[str, list[str]]:
+    """Returns the settings in which the methods differ, with the value of each method."""
+    settings = [
+        flat(method.config.model_dump(exclude={"seed", "runtime"})) for method in methods
+    ]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    table = {key: [_value(values.get(key)) for values in settings] for key in keys}
+    return {key: values for key, values in table.items() if len(set(values)) > 1}
+
+
+def versions(methods: Sequence[Method]) -> dict[str, str]:
+    """Returns the versions and processors of the runs.
+
+    A digest of private data would confirm what somebody guesses, so it is not shown.
+    """
+    hidden = {"run"} | ({"data"} if any(method.protected for method in methods) else set())
+    runs = [run for method in methods for run in method.runs]
+    names = dict.fromkeys(name for run in runs for name in run.environment)
+    return {
+        {"data": "digest of the data"}.get(name, name): _all_of(
+            run.environment.get(name, "?") for run in runs
+        )
+        for name in names
+        if name not in hidden
+    }
+
+
+def _final(method: Method) -> Spread:
+    return Spread.of([run.records[-1].accuracy for run in method.runs])
+
+
+def _with_spread(method: Method) -> str:
+    std = _final(method).std
+    return method.name if std is None else f"{method.name}, ± {100 * std:.2f} over seeds"
+
+
+def _of_planned(method: Method) -> str:
+    planned = method.config.rounds
+    return "" if method.num_rounds == planned else f"of {planned} that are planned"
+
+
+def _participation(method: Method) -> str:
+    share = method.config.participation
+    return "all in every round" if share == 1 else f"{100 * share:g} % of them in a round"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _all_of(values: Iterable[object]) -> str:
+    """Returns every value once, with commas between."""
+    return ", ".join(map(str, dict.fromkeys(values)))
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
