@@ -13,19 +13,17 @@ import torch
 
 from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
 from feddm.algorithms.base import Algorithm
+from feddm.algorithms.feature_feddm import (
+    FeatureFedDM,
+    FeatureRelease,
+    ImageSteps,
+    ServerFedDM,
+)
 from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.private_feddm import (
-    COUNT_MULTIPLIER,
-    FeatureFedDM,
-    FeatureRelease,
-    GradientFedDM,
-    GradientRelease,
-    ImageSteps,
-    ServerFedDM,
-)
+from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER, GradientFedDM, GradientRelease
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
 from feddm.augmentation import Augmentation

@@ -112,6 +112,14 @@ class Examples:
             weight,
         )
 
+    def alone(self, number: int) -> Batch:
+        """Returns one example as a batch, with bits that depend on no other example.
+
+        It has memory of its own, because fast code may round otherwise for numbers that begin
+        at another address.
+        """
+        return self[torch.tensor([number], device=self.y.device)]
+
     def subset(self, index: Tensor) -> Examples:
         """Returns the chosen examples as they lie in memory."""
         weight = None if self.weight is None else self.weight[index]

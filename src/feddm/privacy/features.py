@@ -8,6 +8,10 @@ to the sum of its class. The last entry counts it, and is put there after the cl
 those of a public list, and a class without examples has the sum 0. So adding or removing one
 example changes all sums of one network together by at most C, whatever the example, and
 whatever the weights. Noise is added once; all that follows looks at the noisy sums alone.
+
+Networks see one example at a time. In a batch, the last bits of what they say about an example
+depend on how many others there are and on its place among them, and whoever chooses the weights
+can make last bits as large as they like.
 """
 
 from __future__ import annotations
@@ -20,13 +24,11 @@ from torch import Tensor
 
 from feddm.augmentation import Transform, unchanged_images
 from feddm.data.examples import Examples
-from feddm.matching import ClassMeans, class_sums
-from feddm.models import Around, Model, Outputs, chunks
+from feddm.matching import ClassMeans
+from feddm.models import Around, Model, Outputs
+from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.units import Unit, units_of
 from feddm.tensors import Tensors
-
-# Clipping ends this much below the bound, so that rounding cannot carry a sum beyond it.
-_SLACK = 1e-5
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,6 @@ class Bounded(Around):
         return Outputs(*both.split([embedding.shape[1], logits.shape[1]], 1))
 
 
-def shortened(rows: Tensor, most: float) -> Tensor:
-    """Returns rows that are at most so long; one with a number that is not finite becomes 0.
-
-    >>> shortened(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 1.0]]), 1.0)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000],
-            [0.0000, 0.0000]])
-    """
-    good = rows.isfinite().all(1, keepdim=True)
-    rows = torch.where(good, rows, torch.zeros_like(rows))
-    # By the largest number first, so that the squares of huge ones do not overflow.
-    largest = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-30)
-    # In double precision: of millions of numbers, single precision forgets the small ones.
-    length = largest * torch.linalg.vector_norm(
-        rows / largest, dim=1, keepdim=True, dtype=torch.float64
-    )
-    share: Tensor = (most * (1 - _SLACK) / length).clamp(max=1.0)
-    return rows * share.to(rows.dtype)
-
-
 def class_totals(
     model: Bounded,
     params: Tensors,
@@ -110,7 +92,8 @@ def class_totals(
 ) -> Tensor:
     """Returns the sums of one network before noise: a row for every class, empty or not.
 
-    What a unit of several examples adds is clipped once more, as a whole.
+    They are in whole numbers of ``bound.length / GRID``. What a unit of several examples adds
+    is clipped once more, as a whole.
 
     Args:
         model: The model that sees the examples, bounded by ``bound.features``.
@@ -120,64 +103,46 @@ def class_totals(
         transform: Changes the images first; the same for all.
         unit: Whose contribution is bounded.
     """
-    total = empty_totals(model, params, bound)
+    device = data.x.device
+    shape = totals_shape(model, params)
+    total = torch.zeros(shape, dtype=torch.int64, device=device)
     if unit == "example":
-        return total.add_(
-            _sums(model, params, data, torch.arange(len(data)), bound, transform)
-            if len(data)
-            else 0.0
-        )
+        for number in range(len(data)):
+            label, row = _seen(model, params, data, number, bound, transform)
+            total[label] += whole(row, bound.length)
+        return total
     units = units_of(data, unit)
-    for number in units.unique():
-        index = (units == number).nonzero().flatten()
-        one = _sums(model, params, data, index, bound, transform)
-        total.add_(shortened(one.view(1, -1), bound.length).view_as(one))
+    for name in units.unique():
+        one = torch.zeros(shape, dtype=torch.float64, device=device)
+        for number in (units == name).nonzero().flatten().tolist():
+            label, row = _seen(model, params, data, number, bound, transform)
+            one[label] += row
+        total += whole(shortened(one.view(1, -1), bound.length), bound.length).view(shape)
     return total
 
 
-def _sums(
+def _seen(
     model: Bounded,
     params: Tensors,
     data: Examples,
-    index: Tensor,
+    number: int,
     bound: Bound,
     transform: Transform,
-) -> Tensor:
-    """Returns the sums over some examples, of which there is at least one."""
-    total: Tensor | None = None
+) -> tuple[int, Tensor]:
+    """Returns the class of an example, and the row that it adds to the sum of this class."""
+    one = data.alone(number)
     with torch.no_grad():
-        for part in chunks(index.to(data.x.device)):
-            batch = data[part]
-            outputs = model(params, transform(batch.x))
-            sums = _with_counts(outputs, batch.y, model.num_classes, bound)
-            total = sums if total is None else total.add_(sums)
-    assert total is not None
-    return total
+        outputs = model(params, transform(one.x))
+    count = outputs.logits.new_full((1, 1), bound.count)
+    return int(one.y), torch.cat([*outputs, count], 1)[0].double()
 
 
-def empty_totals(model: Model, params: Tensors, bound: Bound) -> Tensor:
-    """Returns the sums of a client without examples."""
+def totals_shape(model: Model, params: Tensors) -> tuple[int, int]:
+    """Returns the shape of the sums of one network: its numbers, and one that counts."""
     device = next(iter(params.values())).device
     with torch.no_grad():
-        outputs = model(params, torch.zeros(1, *model.shape, device=device))
-    return torch.zeros_like(
-        _with_counts(
-            outputs,
-            torch.zeros(1, dtype=torch.int64, device=device),
-            model.num_classes,
-            bound,
-        )
-    )
-
-
-def _with_counts(outputs: Outputs, y: Tensor, num_classes: int, bound: Bound) -> Tensor:
-    # In double precision, so that what many examples add up to loses nothing.
-    exact = Outputs(*(tensor.double() for tensor in outputs))
-    ones = torch.full((len(y), 1), bound.count, dtype=torch.float64, device=y.device)
-    sums = class_sums(
-        Outputs(torch.cat([exact.embedding, ones], 1), exact.logits), y, num_classes
-    )
-    return torch.cat([sums.embedding, sums.logits], 1)
+        embedding, logits = model(params, torch.zeros(1, *model.shape, device=device))
+    return model.num_classes, embedding.shape[1] + logits.shape[1] + 1
 
 
 def noisy_means(
@@ -187,12 +152,12 @@ def noisy_means(
 
     Args:
         totals: Noisy sums, a row for every class.
-        num_classes: Number of logits, the last columns.
+        num_classes: Number of logits, the columns before the last.
         bound: What an example added.
         floor: Counts are taken to be at least this, so that means stay of a size.
     """
-    embedding, ones, logits = totals.split(
-        [totals.shape[1] - num_classes - 1, 1, num_classes], 1
+    embedding, logits, ones = totals.split(
+        [totals.shape[1] - num_classes - 1, num_classes, 1], 1
     )
     counts = ones / bound.count
     divisor = counts.clamp(min=floor)
