@@ -104,21 +104,12 @@ class Examples:
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
         """Returns the chosen examples as a model takes them."""
-        x = self.x[index]
         weight = None if self.weight is None else self.weight[index]
-        return Batch(
-            x if self.normalization is None else self.normalization.inputs(x),
-            self.y[index],
-            weight,
-        )
+        return Batch(self.inputs(self.x[index]), self.y[index], weight)
 
-    def alone(self, number: int) -> Batch:
-        """Returns one example as a batch, with bits that depend on no other example.
-
-        It has memory of its own, because fast code may round otherwise for numbers that begin
-        at another address.
-        """
-        return self[torch.tensor([number], device=self.y.device)]
+    def inputs(self, x: Tensor) -> Tensor:
+        """Returns what a model takes for images that lie in memory as these do."""
+        return x if self.normalization is None else self.normalization.inputs(x)
 
     def subset(self, index: Tensor) -> Examples:
         """Returns the chosen examples as they lie in memory."""

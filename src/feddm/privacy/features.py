@@ -8,15 +8,12 @@ to the sum of its class. The last entry counts it, and is put there after the cl
 those of a public list, and a class without examples has the sum 0. So adding or removing one
 example changes all sums of one network together by at most C, whatever the example, and
 whatever the weights. Noise is added once; all that follows looks at the noisy sums alone.
-
-Networks see one example at a time. In a batch, the last bits of what they say about an example
-depend on how many others there are and on its place among them, and whoever chooses the weights
-can make last bits as large as they like.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +23,7 @@ from feddm.augmentation import Transform, unchanged_images
 from feddm.data.examples import Examples
 from feddm.matching import ClassMeans
 from feddm.models import Around, Model, Outputs
+from feddm.privacy.alone import in_places
 from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.units import Unit, units_of
 from feddm.tensors import Tensors
@@ -107,34 +105,30 @@ def class_totals(
     shape = totals_shape(model, params)
     total = torch.zeros(shape, dtype=torch.int64, device=device)
     if unit == "example":
-        for number in range(len(data)):
-            label, row = _seen(model, params, data, number, bound, transform)
-            total[label] += whole(row, bound.length)
+        for numbers, rows in _seen(model, params, data, bound, transform):
+            total.index_add_(0, data.y[numbers], whole(rows, bound.length))
         return total
-    units = units_of(data, unit)
-    for name in units.unique():
+    each = torch.zeros(len(data), shape[1], device=device)
+    for numbers, rows in _seen(model, params, data, bound, transform):
+        each[numbers] = rows
+    units = units_of(data, unit).to(device)
+    for number in units.unique():
+        mine = units == number
         one = torch.zeros(shape, dtype=torch.float64, device=device)
-        for number in (units == name).nonzero().flatten().tolist():
-            label, row = _seen(model, params, data, number, bound, transform)
-            one[label] += row
+        one.index_add_(0, data.y[mine], each[mine].double())
         total += whole(shortened(one.view(1, -1), bound.length), bound.length).view(shape)
     return total
 
 
 def _seen(
-    model: Bounded,
-    params: Tensors,
-    data: Examples,
-    number: int,
-    bound: Bound,
-    transform: Transform,
-) -> tuple[int, Tensor]:
-    """Returns the class of an example, and the row that it adds to the sum of this class."""
-    one = data.alone(number)
-    with torch.no_grad():
-        outputs = model(params, transform(one.x))
-    count = outputs.logits.new_full((1, 1), bound.count)
-    return int(one.y), torch.cat([*outputs, count], 1)[0].double()
+    model: Bounded, params: Tensors, data: Examples, bound: Bound, transform: Transform
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields some examples after others, and the rows that they add to the sums."""
+    for batch in in_places(data):
+        with torch.no_grad():
+            outputs = model(params, transform(batch.x))
+        rows = torch.cat(outputs, 1)[batch.places]
+        yield batch.numbers, torch.cat([rows, rows.new_full((len(rows), 1), bound.count)], 1)
 
 
 def totals_shape(model: Model, params: Tensors) -> tuple[int, int]:

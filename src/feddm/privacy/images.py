@@ -6,7 +6,7 @@ real example, the matching loss of a class has the gradient
     mean_x g(x),        g(x) = 2 J^T (m(S) - phi(x)),        J = d m(S) / d S
 
 so that it is an average over examples, each of which can be clipped. That takes a backward pass
-an example, and one example at a time, for the reason that `feddm.privacy.gradients` gives.
+an example, and one example at a time, so that none depends on the others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from feddm.data.examples import Examples
 from feddm.formation import expanded
 from feddm.matching import class_means
 from feddm.models import Model
+from feddm.privacy.alone import alone
 from feddm.privacy.clipping import shortened, whole
 from feddm.tensors import Tensors
 
@@ -55,7 +56,7 @@ def clipped_image_gradient_sum(
     ours = torch.cat(class_means(outputs, each, model.num_classes), 1)
 
     def gradient(number: int) -> Tensor:
-        one = data.alone(number)
+        one = alone(data, number)
         with torch.no_grad():
             theirs = torch.cat(model(params, one.x), 1)[0]
         mine = ours[int(one.y)]
