@@ -114,8 +114,8 @@ def run(
         privacy: What protects the examples: ``features`` or ``gradients``.
         epsilon: Privacy budget of the whole run.
         delta: Of that guarantee.
-        ledger: Folder of the clients' ledgers, or ``new`` for this run alone; by default all
-            runs on a data set share one.
+        ledger: Folder of the clients' ledgers, or ``new`` for one that this run alone has; by
+            default all runs on a data set share one.
         workers: Worker processes; results do not depend on it.
         device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for a GPU if there is one.
         compile: Compile the model: ``on``, ``off``, or ``auto`` if the run is long.

@@ -212,6 +212,21 @@ def clients_in(split: Path) -> list[Path]:
     return sorted(split.glob("client_*"))
 
 
+def costs(
+    entries: Iterable[Entry],
+    unit: str = "example",
+    *,
+    for_tests: bool = False,
+    same_split: bool = True,
+) -> list[Event]:
+    """Returns what releases of one client cost; the arguments are those of `Entry.cost`."""
+    return [
+        event
+        for entry in entries
+        for event in entry.cost(unit, for_tests=for_tests, same_split=same_split)
+    ]
+
+
 def most_spent(
     ledgers: Iterable[Sequence[Entry]],
     unit: str = "example",
@@ -228,12 +243,11 @@ def most_spent(
     unprotected: dict[str, Unprotected] = {}
     for entries in ledgers:
         times: Counter[tuple[float, float]] = Counter()
-        for entry in entries:
-            for event in entry.cost(unit, for_tests=for_tests, same_split=same_split):
-                if isinstance(event, Unprotected):
-                    unprotected[event.what] = event
-                else:
-                    times[event.noise_multiplier, event.sample_rate] += event.times
+        for event in costs(entries, unit, for_tests=for_tests, same_split=same_split):
+            if isinstance(event, Unprotected):
+                unprotected[event.what] = event
+            else:
+                times[event.noise_multiplier, event.sample_rate] += event.times
         most |= times  # the larger one of both
     released = [Released(times, z, rate) for (z, rate), times in sorted(most.items())]
     return [*unprotected.values(), *released]

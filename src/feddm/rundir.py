@@ -1,7 +1,7 @@
 """A run directory: all that a run leaves behind, and all that it needs to go on.
 
     config.toml               the complete configuration
-    environment.json          versions, processor and a fingerprint of the data
+    environment.json          versions, processor, a fingerprint of the data, and which ledger
     results.jsonl             one line for each round
     checkpoints/round_00000012/
         state.safetensors     what the server knows after the round
@@ -10,7 +10,8 @@
     synthetic.safetensors     the synthetic sets of the last round
 
 Files and checkpoints are written beside their final names and then renamed, so that whatever
-has its final name is whole. Nothing in here is a pickle.
+has its final name is whole. Nothing in here is a pickle, and no client's secret is here: people
+share run directories.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from feddm.ledger import (
     add_entry,
     add_line,
     clients_in,
+    costs,
     now,
     read_entries,
     read_lines,
@@ -164,10 +165,8 @@ class Vault:
         add_line(self.folder / "uploads.jsonl", line)
 
     def _spent(self) -> list[Event]:
-        return [
-            *self._elsewhere,
-            *_costs(self.entries(), self.terms.asked.unit, self.secret.for_tests),
-        ]
+        unit, for_tests = self.terms.asked.unit, self.secret.for_tests
+        return [*self._elsewhere, *costs(self.entries(), unit, for_tests=for_tests)]
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Vaults:
             return math.inf
         unit, delta = self.terms.asked.unit, self.terms.budget.delta
         each = [
-            epsilon([*self.elsewhere, *_costs(read_entries(client), unit)], delta)
+            epsilon([*self.elsewhere, *costs(read_entries(client), unit)], delta)
             for client in clients_in(self.ledger.folder / self.split)
         ]
         return max(each, default=epsilon(self.elsewhere, delta))
@@ -258,10 +257,6 @@ def as_it_is(planned: Sequence[Event], for_tests: bool) -> Sequence[Event]:
 def upload_log(client: Path) -> list[dict[str, Any]]:
     """Returns what is known about each upload: when, for what, how large, and its hash."""
     return read_lines(client / "uploads.jsonl")
-
-
-def _costs(entries: Iterable[Entry], unit: str, for_tests: bool = False) -> list[Event]:
-    return [event for entry in entries for event in entry.cost(unit, for_tests=for_tests)]
 
 
 def _part(records: Records, prefix: str) -> dict[str, Tensors]:

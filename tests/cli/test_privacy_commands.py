@@ -122,11 +122,11 @@ class TestUnits:
     """What protects one unit of privacy is no figure for another."""
 
     @staticmethod
-    def spend(folder: Path, split: str, *entries: Entry) -> None:
-        client = folder / "mnist" / split / "client_000000"
-        client.mkdir(parents=True, exist_ok=True)
+    def spend(folder: Path, split: str, *entries: Entry, client: int = 0) -> None:
+        place = folder / "mnist" / split / f"client_{client:06d}"
+        place.mkdir(parents=True, exist_ok=True)
         for entry in entries:
-            add_entry(client, entry)
+            add_entry(place, entry)
 
     def rows(self, folder: Path) -> dict[str, dict[str, Any]]:
         rows = json.loads(run("privacy", "ledger", str(folder), "--json"))
@@ -147,6 +147,13 @@ class TestUnits:
         assert told in text
         assert f"all other releases: epsilon {rows['example']['protected']:.4f}" in text
         assert max(map(len, text.splitlines())) <= 80
+
+    def test_pay_for_their_own_client_alone(self, tmp_path: Path) -> None:
+        for client, event in enumerate((Released(3, 8.0), Released(2, 7.0))):
+            self.spend(tmp_path, "a", Entry("", 1, b"", (event,)), client=client)
+        (row,) = self.rows(tmp_path).values()
+        assert row["epsilon"] == pytest.approx(cost([Released(3, 8.0)], 1e-5))
+        assert row["clients"] == 2
 
     def test_of_several_examples_have_no_figure_over_splits(self, tmp_path: Path) -> None:
         for split in ("a", "b"):

@@ -138,31 +138,30 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
 
 def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
     """Returns for each unit of privacy what releases for it cost, and what others there are."""
-    from feddm.ledger import clients_in, read_entries
+    from feddm.ledger import clients_in, costs, read_entries
     from feddm.privacy.accounting import Released, Unprotected
     from feddm.privacy.accounting import epsilon as cost
 
-    units = {
-        entry.unit
+    splits = {
+        split.name: [read_entries(client) for client in clients_in(split)]
         for split in ledger.splits()
-        for client in clients_in(split)
-        for entry in read_entries(client)
     }
     rows = []
-    for unit in sorted(units):
-        seen = [ledger.spent(split.name, unit) for split in ledger.splits()]
-        unprotected = sorted(
-            {e.what for all_ in seen for e in all_ if isinstance(e, Unprotected)}
-        )
-        protected = max(
-            cost([e for e in all_ if isinstance(e, Released)], delta) for all_ in seen
-        )
+    for unit in sorted({e.unit for split in splits.values() for own in split for e in own}):
+        protected, unprotected = 0.0, set()
+        for name, clients in splits.items():
+            elsewhere = ledger.elsewhere(name, unit)
+            for own in clients:
+                events = [*elsewhere, *costs(own, unit)]
+                released = [event for event in events if isinstance(event, Released)]
+                protected = max(protected, cost(released, delta))
+                unprotected |= {e.what for e in events if isinstance(e, Unprotected)}
         rows.append(
             {
                 "unit": unit,
                 "epsilon": math.inf if unprotected else protected,
                 "protected": protected,
-                "unprotected": unprotected,
+                "unprotected": sorted(unprotected),
             }
         )
     return rows
