@@ -437,30 +437,25 @@ def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
             assert client["metrics"] == {"epsilon": record["epsilon"]}
 
 
-@pytest.mark.parametrize(("name", "seed"), [("features", 0), ("features", 1), ("fedavg", 0)])
-def test_two_runs_cost_what_one_of_both_rounds_costs(
-    name: str, seed: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "seed", "rounds"),
+    [("server", 0, 5), ("features", 1, 1), ("fedavg", 0, 1)],
+)
+def test_two_runs_cost_what_one_of_all_rounds_costs(
+    name: str, seed: int, rounds: int, tmp_path: Path
 ) -> None:
     # With another seed the data are split in another way; an example pays for both runs.
-    noise = {"privacy.noise_multiplier": GIVEN}
-    one = private_run(tmp_path / "one", name, epsilon=None, privacy=mechanism(name), set=noise)
+    given: dict[str, Any] = {
+        "epsilon": None,
+        "privacy": "features" if name in ("features", "server") else "gradients",
+        "set": {"privacy.noise_multiplier": GIVEN},
+    }
+    one = private_run(tmp_path / "one", name, rounds=2 * rounds, **given)
     for number in (0, seed):
-        two = private_run(
-            tmp_path / "two",
-            name,
-            rounds=1,
-            seed=number,
-            epsilon=None,
-            privacy=mechanism(name),
-            set=noise,
-        )
+        two = private_run(tmp_path / "two", name, rounds=rounds, seed=number, **given)
     assert one.records[-1].epsilon is not None
     assert two.records[-1].epsilon == pytest.approx(one.records[-1].epsilon, rel=1e-9)
     assert 0 < one.records[-1].epsilon < math.inf
-
-
-def mechanism(name: str) -> str:
-    return "features" if name == "features" else "gradients"
 
 
 def test_samples_make_it_cheaper(tmp_path: Path) -> None:
