@@ -1,3 +1,5 @@
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,11 @@ from feddm.build import (
     build_algorithm,
     build_dataset,
     check,
-    fingerprint,
     num_workers,
 )
 from feddm.config import DataConfig, RuntimeConfig, resolve
 from feddm.data.catalog import describe
-from feddm.data.datasets import Dataset, load
+from feddm.data.datasets import Dataset, fingerprint, load
 from feddm.data.examples import Examples
 from feddm.errors import ConfigError
 from feddm.models import ConvNet
@@ -64,6 +65,37 @@ def test_every_scheme_can_be_built(scheme: str, classes: int) -> None:
     assert sum(map(len, setup.shards)) == 1438
     labels = setup.dataset.train.y.numpy()
     assert max(len(set(labels[shard])) for shard in setup.shards) <= classes
+
+
+def test_fingerprint_under_a_key_is_another() -> None:
+    setup = build(resolve())
+    prints = {fingerprint(setup.dataset, setup.shards, key) for key in (b"", b"one", b"two")}
+    assert len(prints) == 3
+
+
+def test_fingerprint_knows_groups() -> None:
+    setup = build(resolve())
+    train = setup.dataset.train
+    prints = set()
+    for group in (None, torch.zeros(len(train)), torch.ones(len(train))):
+        data = replace(setup.dataset, train=replace(train, group=group))
+        prints.add(fingerprint(data, setup.shards))
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize("algorithm", ["feddm", "fedavg"])
+def test_whether_to_compile_a_private_model_does_not_depend_on_examples(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddm.build.COMPILING_PAYS", 1.0)
+    options = {"epsilon": 4.0, "algorithm": algorithm, "ledger": str(tmp_path), "clients": 3}
+    config = resolve(options=options, settings={"privacy.sample_rate": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr("feddm.build.compiler_problem", lambda device: "told")
+        patch.setattr("feddm.data.partition.class_table", None)
+        assert build(config, "run").notices  # it would pay
+        patch.setattr("feddm.build.COMPILING_PAYS", 1e30)
+        assert not build(config, "run").notices
 
 
 def test_fingerprint_knows_data_and_split() -> None:

@@ -11,7 +11,7 @@
   - LedgerError            what a client keeps about its privacy cannot be used
   - RunDirectoryError      a run directory cannot be made, read or continued
   - MissingExtraError      a part of feddm that is not installed
-  - BudgetError            more would be released than the privacy budget allows
+  - BudgetError            more would be released than a budget or a client's policy allows
 """
 
 
@@ -60,4 +60,4 @@ class MissingExtraError(FedDMError):
 
 
 class BudgetError(FedDMError):
-    """More would be released than the privacy budget allows."""
+    """More would be released than a budget or a client's policy allows."""

@@ -53,7 +53,8 @@ class RoundRecord:
         client_seconds: Computing time of all clients together.
         server_seconds: Computing time of the server, without evaluation.
         clients: Each client's part.
-        epsilon: The most that any client has spent so far; ``None`` without privacy.
+        epsilon: The most that any client has spent so far, in this round or before;
+            ``None`` without privacy.
     """
 
     round: int
@@ -135,10 +136,6 @@ def run(
                 client_seconds=sum(record.seconds for record in records),
                 server_seconds=server_seconds,
                 clients=tuple(records),
-                epsilon=max(
-                    (r.metrics["epsilon"] for r in records if "epsilon" in r.metrics),
-                    default=None,
-                ),
             ),
         )
 
