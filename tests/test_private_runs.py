@@ -18,6 +18,7 @@ from feddm.federation import RoundRecord
 from feddm.metrics import evaluate
 from feddm.privacy.accounting import Released, epsilon
 from feddm.privacy.noise import Secret
+from feddm.privacy_rules import unused
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 GIVEN = 20.0  # a noise multiplier with which a round costs little
@@ -48,7 +49,9 @@ def private_run(
     }
     for given in (KINDS[kind].get("set", {}), more.get("set", {})):
         settings |= given
-    return run_tiny(out, **options | {"set": settings})
+    idle = unused(options.get("algorithm", "feddm"), mechanism(kind))
+    used = {key: value for key, value in settings.items() if key not in idle}
+    return run_tiny(out, **options | {"set": used})
 
 
 REAL_SECRET = vault._secret
@@ -190,7 +193,7 @@ def test_two_runs_cost_what_one_of_both_rounds_costs(
 
 
 def mechanism(name: str) -> str:
-    return "features" if name == "features" else "gradients"
+    return "features" if name in ("features", "server") else "gradients"
 
 
 def test_samples_make_it_cheaper(tmp_path: Path) -> None:
@@ -335,7 +338,14 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         ({"privacy.epsilon": -1.0}, r"privacy\.epsilon must be"),
         ({"privacy.epsilon": 1.0, "privacy.delta": 1.0}, r"privacy\.delta must be"),
-        ({"privacy.epsilon": 1.0, "privacy.sample_rate": 0.0}, r"privacy\.sample_rate must be"),
+        (
+            {
+                "privacy.mechanism": "gradients",
+                "privacy.epsilon": 1.0,
+                "privacy.sample_rate": 0.0,
+            },
+            r"privacy\.sample_rate must be",
+        ),
         ({"privacy.epsilon": 1.0, "model.norm": "batch"}, "void class means and privacy"),
     ],
 )
