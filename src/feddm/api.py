@@ -9,12 +9,11 @@ print(result.records[-1].accuracy)
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from feddm.engines.in_process import InProcess
 from feddm.errors import RunDirectoryError
 from feddm.federation import Federation, RoundRecord, cohort_size, start
 from feddm.federation import run as run_rounds
+from feddm.promise import promised
 from feddm.rundir import RunDirectory
 from feddm.synthetic import SyntheticSet, from_state
 from feddm.tensors import Records
@@ -237,9 +237,7 @@ def _go(
             device=setup.device,
         ):
             federation = latest
-            if setup.vaults is not None and setup.vaults.test_seed:
-                record = replace(record, epsilon=math.inf)  # what is fixed protects nobody
-            record = _with_most(record, records)
+            record = promised(record, records, config.privacy)
             if directory is not None:
                 directory.save_round(federation, record, engine.memories)
             records = [*records, record]
@@ -251,12 +249,6 @@ def _go(
         # The model last: whoever finds it may take the run for finished.
         directory.write("model.safetensors", result.model.to_bytes())
     return result
-
-
-def _with_most(record: RoundRecord, before: list[RoundRecord]) -> RoundRecord:
-    """Returns the record with what any client has spent, whether or not it took part."""
-    spent = [each.epsilon for each in (*before, record) if each.epsilon is not None]
-    return replace(record, epsilon=max(spent, default=None))
 
 
 def _result(
