@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from feddm.config import PrivacyConfig, resolve
+from feddm.config import Mechanism, PrivacyConfig, resolve
 from feddm.errors import ConfigError, UnfitAlgorithmError
 from feddm.presets import PRESETS
 from feddm.privacy_rules import unused
@@ -125,5 +125,5 @@ def test_algorithms_that_cannot_be_protected_so(settings: dict[str, Any]) -> Non
     ("mechanism", "guaranteed"),
     [("none", False), ("paper", False), ("features", True), ("gradients", True)],
 )
-def test_what_gives_a_guarantee(mechanism: str, guaranteed: bool) -> None:
-    assert PrivacyConfig(mechanism=mechanism).guaranteed == guaranteed  # type: ignore[arg-type]
+def test_what_gives_a_guarantee(mechanism: Mechanism, guaranteed: bool) -> None:
+    assert PrivacyConfig(mechanism=mechanism).guaranteed == guaranteed

@@ -13,7 +13,7 @@ import pytest
 from feddm import federation, vault
 from feddm.api import Observer, RunResult, resume
 from feddm.config import resolve
-from feddm.errors import BudgetError, ConfigError
+from feddm.errors import BudgetError, ConfigError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.metrics import evaluate
 from feddm.privacy.accounting import Released, epsilon
@@ -164,9 +164,9 @@ def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
     private_run(tmp_path / "ledger", out=tmp_path / "run")
     for line in (tmp_path / "run/results.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert record["client_seconds"] == 0
+        assert record["client_seconds"] is None
         for client in record["clients"]:
-            assert client["seconds"] == 0
+            assert client["seconds"] is None
             assert client["metrics"] == {"epsilon": record["epsilon"]}
 
 
@@ -304,7 +304,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"algorithm": "real", "privacy.epsilon": 1.0}, "real sends real images"),
         (
             {"algorithm": "fedavg", "privacy.mechanism": "features", "privacy.epsilon": 1.0},
-            "features is for feddm; fedavg takes gradients",
+            "features is for feddm, other algorithms take gradients",
         ),
         (
             {
@@ -312,7 +312,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
                 "privacy.mechanism": "paper",
                 "privacy.noise_multiplier": 1.0,
             },
-            "paper is for feddm; scaffold takes gradients",
+            "paper is for feddm, other algorithms take gradients",
         ),
         ({"privacy.mechanism": "features"}, "needs a budget or the noise"),
         ({"privacy.mechanism": "gradients"}, "needs a budget or the noise"),
@@ -381,3 +381,30 @@ def test_a_ledger_is_the_same_from_every_folder(
     result = private_run(Path("ledgers"), "server", tmp_path / "run", rounds=1)
     assert Path(result.config.privacy.ledger) == tmp_path / "ledgers"
     assert f'"{tmp_path}/ledgers"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+class TestDataThatAreNotThoseOfTheRun:
+    """The directory of a private run has no digest of its data; the ledger knows them."""
+
+    def interrupted(self, folder: Path) -> Path:
+        class AfterOne(Observer):
+            def finished_round(self, record: RoundRecord) -> None:
+                raise Stops
+
+        with pytest.raises(Stops):
+            private_run(folder / "ledger", "server", folder / "run", observer=AfterOne())
+        return folder / "run"
+
+    def test_no_digest_is_written(self, tmp_path: Path) -> None:
+        directory = self.interrupted(tmp_path)
+        assert json.loads((directory / "environment.json").read_text())["data"] == ""
+
+    def test_they_are_refused(self, tmp_path: Path) -> None:
+        directory = self.interrupted(tmp_path)
+        config = directory / "config.toml"
+        text = config.read_text()
+        config.write_text(text.replace("alpha = 0.5", "alpha = 0.75"))
+        with pytest.raises(RunDirectoryError, match="not those that the run began with"):
+            resume(directory, workers=1)
+        config.write_text(text)
+        assert len(resume(directory, workers=1).records) == 2

@@ -189,6 +189,7 @@ def resume(
         run = str(environment.get("run", ""))
         setup = build(config, run, opened.path)
         _compare(environment, _environment(setup, run), observer)
+        _check_ledger(setup, opened.records())
         federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
         return _go(setup, federation, memories, opened.records(), opened, observer)
 
@@ -301,16 +302,29 @@ def _environment(setup: Setup, run: str) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": setup.device.type,
         "compiled": setup.compiled,
-        "data": fingerprint(setup.dataset, setup.shards),
+        # Whoever has a digest of private data can try what they are.
+        "data": ""
+        if setup.config.privacy.guaranteed
+        else fingerprint(setup.dataset, setup.shards),
     }
+
+
+OTHER_DATA = (
+    "the data or their split are not those that the run began with; "
+    "point --data-dir at the same files, or start a new run"
+)
+
+
+def _check_ledger(setup: Setup, records: list[RoundRecord]) -> None:
+    """Raises `RunDirectoryError` if rounds were run of which no ledger of these data knows."""
+    vaults = setup.vaults
+    if vaults is not None and records and not (vaults.folder / vaults.split).is_dir():
+        raise RunDirectoryError(OTHER_DATA)
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
     if before.get("data") != now["data"]:
-        raise RunDirectoryError(
-            "the data or their split are not those that the run began with; "
-            "point --data-dir at the same files, or start a new run"
-        )
+        raise RunDirectoryError(OTHER_DATA)
     changed = [
         f"{key} {before[key]} -> {now[key]}"
         for key in now

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
@@ -138,8 +139,8 @@ def build_vaults(
     if privacy.unit == "group":
         if dataset.train.group is None:
             raise ConfigError(
-                f"privacy.unit cannot be group: {dataset.info.name} does not say whom an "
-                "example is about"
+                f"privacy.unit cannot be group: {dataset.info.name} does not say which "
+                "examples belong together; it can be example or client"
             )
         _check_whole_groups(dataset.train.group, shards)
     folder = Path(privacy.ledger) if privacy.ledger else ledger_root()
@@ -223,7 +224,11 @@ def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> Non
 def _compiling_pays(
     config: Config, dataset: Dataset, shards: partition.Shards, model: Model
 ) -> bool:
-    table = partition.class_table(dataset.train.y.numpy(), shards, len(dataset.info.classes))
+    classes = len(dataset.info.classes)
+    table = partition.class_table(dataset.train.y.numpy(), shards, classes)
+    if config.privacy.guaranteed:
+        # Whether it pays is written down, and what clients have must not be told by that.
+        table = np.full_like(table, expected_examples(config) / classes)
     work = passes(config, table)
     # Not divided by the workers, whose number must not change a bit of the results.
     flops = forward_flops(model) * (work.clients.weight + work.server.weight)

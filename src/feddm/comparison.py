@@ -242,11 +242,11 @@ def legend(rows: Sequence[Row]) -> str:
     )
     about = _about_epsilon(rows)
     epsilons = f"`epsilon`: {about}. " if about else ""
-    silent = ", which private ones do not tell" if is_private(rows) else ""
+    silent = "; private clients do not tell their seconds" if is_private(rows) else ""
     return (
         f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{epsilons}"
-        f"{targets}MB up and down and computing seconds of all clients{silent} are for one "
-        "round."
+        f"{targets}MB up and down and computing seconds of all clients are for one round"
+        f"{silent}."
     )
 
 

@@ -157,7 +157,7 @@ def _check_algorithm(algorithm: str, mechanism: str) -> None:
         raise UnfitAlgorithmError("real sends real images, which nothing makes private")
     if mechanism in ("features", "paper") and algorithm != "feddm":
         raise UnfitAlgorithmError(
-            f"--privacy {mechanism} is for feddm; {algorithm} takes gradients"
+            f"--privacy {mechanism} is for feddm, other algorithms take gradients"
         )
 
 

@@ -130,17 +130,18 @@ def _variants(
 ) -> list[Named]:
     """Returns the configuration of every name and seed, if all can have the same privacy."""
     configs: list[Named] = []
-    unfit: dict[str, str] = {}
+    unfit: dict[str, list[str]] = {}  # names by the reason
     for seed in seeds:
         for name in names:
             try:
                 configs.append((name, seed, _variant(given, name, files.get(name), seed)))
             except UnfitAlgorithmError as error:
-                unfit[name] = str(error)
-    if unfit:
-        rest = ",".join(name for name in names if name not in unfit)
-        hint = f"compare the others with --algorithms {rest}" if rest else "none is left"
-        raise ConfigError(f"{', and '.join(unfit.values())}; {hint}")
+                unfit.setdefault(str(error), []).append(name)
+        if unfit:
+            reasons = "; ".join(f"{text} ({', '.join(who)})" for text, who in unfit.items())
+            rest = ",".join(name for name, _, _ in configs)
+            hint = f"compare the others with --algorithms {rest}" if rest else "none is left"
+            raise ConfigError(f"{reasons}; {hint}")
     return configs
 
 

@@ -40,7 +40,7 @@ class StudyDisplay(StudyObserver):
         self._seeds = Counter(cell.name for cell in cells)
         self._private = any(cell.config.privacy.mechanism != "none" for cell in cells)
         self._now = cells[0]
-        self._last = ""
+        self._last = self._text = ""
         self._live = Live(console=console, transient=True, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -111,24 +111,27 @@ class StudyDisplay(StudyObserver):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, text: str) -> None:
-        """Shows all names over the seeds that ended, and one line about the run of now."""
-        if not self._console.is_terminal:
-            return
+        self._text = text
+        if self._console.is_terminal:
+            self._live.update(self.live_table())
+
+    def live_table(self) -> Group:
+        """Returns all names over the seeds that ended, and a line about the run of now."""
+        # Wide enough for "100.00 ± 12.34" and "no guarantee": only names are ever cut.
+        widths = {"seeds": 7, "final %": 14} | ({"epsilon": 12} if self._private else {})
+        room = self._console.width - sum(GAP + width for width in widths.values())
         table = Table(box=None, pad_edge=False)
-        table.add_column("", no_wrap=True, overflow="ellipsis")
-        # The width of "100.00 ± 12.34": columns of numbers are never the ones that shrink.
-        for title, width in (("seeds", 7), ("final %", 14)):
-            table.add_column(title, justify="right", min_width=width, no_wrap=True)
-        if self._private:
-            table.add_column("epsilon", justify="right", min_width=12, no_wrap=True)
+        table.add_column("", max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
+        for title, width in widths.items():
+            table.add_column(title, justify="right", width=width, no_wrap=True)
         for row in summarize(self._ended, ()):
             done = f"{row.seeds + row.failed}/{self._seeds[row.name]}"
             cells = [name_text(row), done, accuracy_text(row.final)]
             if self._private:
                 cells.append(epsilon_cell(row.epsilon, row.privacy))
             table.add_row(*cells)
-        now = f"{self._now.name} seed {self._now.seed}: {text}"
-        self._live.update(Group(table, Text(now, no_wrap=True, overflow="ellipsis")))
+        now = f"{self._now.name} seed {self._now.seed}: {self._text}"
+        return Group(table, Text(now, no_wrap=True, overflow="ellipsis"))
 
 
 def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
