@@ -303,10 +303,8 @@ def resolve(
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     dataset = _name_in(given.get("data"), "digits")
-    algorithm, mechanism = (
-        str(given.get("algorithm", "feddm")),
-        privacy_rules.mechanism_of(given),
-    )
+    algorithm = str(given.get("algorithm", "feddm"))
+    mechanism = privacy_rules.mechanism_of(given)
     plain = preset_values(name, algorithm, dataset, _name_in(given.get("model"), ""))
     under = merged(plain, privacy_rules.private_values(mechanism))
     under["data"] = {"name": dataset}

@@ -33,7 +33,9 @@ Examples:
 
 - `feddm compare --algorithms feddm,fedavg --with fedavg=tuned/winner.toml`
 
-- `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`"""
+- `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`
+
+- `feddm compare --algorithms feddm,fedavg --epsilon 4 --ledger new`"""
 
 ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
 
