@@ -15,13 +15,14 @@ from feddm.build import (
     check,
     num_workers,
 )
-from feddm.config import DataConfig, RuntimeConfig, resolve
+from feddm.config import Config, DataConfig, RuntimeConfig, resolve
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, fingerprint, load
 from feddm.data.examples import Examples
 from feddm.errors import ConfigError
 from feddm.models import ConvNet
 from feddm.tensors import CPU
+from feddm.workload import Round, passes
 from tiny import SETTINGS, run_tiny
 
 
@@ -326,3 +327,31 @@ class TestCompile:
     def test_a_broken_compiler_is_nothing_to_a_run_that_needs_none(self) -> None:
         assert self.built("auto").notices == ()
         assert self.built("off").notices == ()
+
+
+def test_what_is_compiled_says_nothing_about_private_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Any] = []
+
+    def watched(config: Config, table: Any) -> Round:
+        tables.append(table.tolist())
+        return passes(config, table)
+
+    monkeypatch.setattr("feddm.build.passes", watched)
+    private = {"epsilon": 4.0, "ledger": str(tmp_path)}
+    for options in (private, {}):
+        for alpha in (0.1, 10.0):
+            build(resolve(options={"clients": 3, "alpha": alpha} | options))
+    assert tables[0] == tables[1]
+    assert tables[2] != tables[3]
+    # A third of 1,438 digits in ten classes.
+    assert tables[0] == [[47] * 10] * 3
+
+
+def test_groups_need_data_that_know_them(tmp_path: Path) -> None:
+    config = resolve(
+        options={"epsilon": 4.0, "ledger": str(tmp_path)}, settings={"privacy.unit": "group"}
+    )
+    with pytest.raises(ConfigError, match="digits does not say which examples belong together"):
+        build(config)

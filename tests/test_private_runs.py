@@ -18,12 +18,13 @@ from feddm.api import Observer, RunResult, resume
 from feddm.cli import app
 from feddm.cli.display import TextDisplay
 from feddm.config import resolve
-from feddm.errors import BudgetError, ConfigError, LedgerError
+from feddm.errors import BudgetError, ConfigError, LedgerError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.ledger import run_ledger_root
 from feddm.metrics import evaluate
 from feddm.privacy.accounting import Released, epsilon
 from feddm.privacy.noise import Secret
+from feddm.privacy_rules import unused
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 GIVEN = 20.0  # a noise multiplier with which a round costs little
@@ -57,7 +58,9 @@ def private_run(
     }
     for given in (KINDS[kind].get("set", {}), more.get("set", {})):
         settings |= given
-    return run_tiny(out, **options | {"set": settings})
+    idle = unused(options.get("algorithm", "feddm"), mechanism(kind))
+    used = {key: value for key, value in settings.items() if key not in idle}
+    return run_tiny(out, **options | {"set": used})
 
 
 REAL_SECRET = vault._secret
@@ -431,9 +434,9 @@ def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
     private_run(tmp_path / "ledger", out=tmp_path / "run")
     for line in (tmp_path / "run/results.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert record["client_seconds"] == 0
+        assert record["client_seconds"] is None
         for client in record["clients"]:
-            assert client["seconds"] == 0
+            assert client["seconds"] is None
             assert client["metrics"] == {"epsilon": record["epsilon"]}
 
 
@@ -456,6 +459,10 @@ def test_two_runs_cost_what_one_of_all_rounds_costs(
     assert one.records[-1].epsilon is not None
     assert two.records[-1].epsilon == pytest.approx(one.records[-1].epsilon, rel=1e-9)
     assert 0 < one.records[-1].epsilon < math.inf
+
+
+def mechanism(name: str) -> str:
+    return "features" if name in ("features", "server") else "gradients"
 
 
 def test_samples_make_it_cheaper(tmp_path: Path) -> None:
@@ -568,7 +575,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"algorithm": "real", "privacy.epsilon": 1.0}, "real sends real images"),
         (
             {"algorithm": "fedavg", "privacy.mechanism": "features", "privacy.epsilon": 1.0},
-            "features is for feddm; fedavg takes gradients",
+            "features is for feddm, other algorithms take gradients",
         ),
         (
             {
@@ -576,7 +583,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
                 "privacy.mechanism": "paper",
                 "privacy.noise_multiplier": 1.0,
             },
-            "paper is for feddm; scaffold takes gradients",
+            "paper is for feddm, other algorithms take gradients",
         ),
         ({"privacy.mechanism": "features"}, "needs a budget or the noise"),
         ({"privacy.mechanism": "gradients"}, "needs a budget or the noise"),
@@ -602,7 +609,14 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         ({"privacy.epsilon": -1.0}, r"privacy\.epsilon must be"),
         ({"privacy.epsilon": 1.0, "privacy.delta": 1.0}, r"privacy\.delta must be"),
-        ({"privacy.epsilon": 1.0, "privacy.sample_rate": 0.0}, r"privacy\.sample_rate must be"),
+        (
+            {
+                "privacy.mechanism": "gradients",
+                "privacy.epsilon": 1.0,
+                "privacy.sample_rate": 0.0,
+            },
+            r"privacy\.sample_rate must be",
+        ),
         ({"privacy.epsilon": 1.0, "model.norm": "batch"}, "void class means and privacy"),
     ],
 )
@@ -638,3 +652,37 @@ def test_a_ledger_is_the_same_from_every_folder(
     result = private_run(Path("ledgers"), "server", tmp_path / "run", rounds=1)
     assert Path(result.config.privacy.ledger) == tmp_path / "ledgers"
     assert f'"{tmp_path}/ledgers"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+class TestDataThatAreNotThoseOfTheRun:
+    """The directory of a private run has no digest of its data that others can compute."""
+
+    def interrupted(self, folder: Path) -> Path:
+        class AfterOne(Observer):
+            def finished_round(self, record: RoundRecord) -> None:
+                raise Stops
+
+        with pytest.raises(Stops):
+            private_run(folder / "ledger", "server", folder / "run", observer=AfterOne())
+        return folder / "run"
+
+    def test_the_digest_of_the_same_data_is_another_with_another_ledger(
+        self, tmp_path: Path
+    ) -> None:
+        digests = {
+            json.loads((self.interrupted(tmp_path / name) / "environment.json").read_text())[
+                "data"
+            ]
+            for name in ("one", "other")
+        }
+        assert len(digests) == 2
+
+    def test_they_are_refused(self, tmp_path: Path) -> None:
+        directory = self.interrupted(tmp_path)
+        config = directory / "config.toml"
+        text = config.read_text()
+        config.write_text(text.replace("alpha = 0.5", "alpha = 0.75"))
+        with pytest.raises(RunDirectoryError, match="not those that the run began with"):
+            resume(directory, workers=1)
+        config.write_text(text)
+        assert len(resume(directory, workers=1).records) == 2

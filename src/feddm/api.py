@@ -12,7 +12,7 @@ import os
 import platform
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from feddm.engines.in_process import InProcess
 from feddm.errors import LedgerError, RunDirectoryError
 from feddm.federation import Federation, RoundRecord, cohort_size, start
 from feddm.federation import run as run_rounds
+from feddm.promise import promised
 from feddm.protection import ledger_of, locked_ledger
 from feddm.rundir import RunDirectory
 from feddm.synthetic import SyntheticSet, from_state
@@ -235,7 +236,7 @@ def _go(
         ):
             federation = latest
             if setup.vaults is not None:
-                record = replace(record, epsilon=setup.vaults.epsilon())
+                record = promised(record, setup.vaults.epsilon(), config.privacy)
             if directory is not None:
                 directory.save_round(federation, record, engine.memories)
             records = [*records, record]

@@ -2,6 +2,7 @@
 
 * FedDMError               what a user can mend; the command line prints it in one line
   - ConfigError            a value in the configuration cannot be used
+    + UnfitAlgorithmError  the algorithm has nothing of the privacy that is asked for
   - DataError              a data set is missing, damaged or not what it should be
   - PartitionError         the data cannot be split as asked
   - ModelError             the model cannot be built for these images
@@ -21,6 +22,10 @@ class FedDMError(Exception):
 
 class ConfigError(FedDMError):
     """A value in the configuration cannot be used."""
+
+
+class UnfitAlgorithmError(ConfigError):
+    """The algorithm cannot be protected in the way that is asked for."""
 
 
 class DataError(FedDMError):

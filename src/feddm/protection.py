@@ -65,8 +65,8 @@ def build_vaults(
     if privacy.unit == "group":
         if dataset.train.group is None:
             raise ConfigError(
-                f"privacy.unit cannot be group: {dataset.info.name} does not say whom an "
-                "example is about"
+                f"privacy.unit cannot be group: {dataset.info.name} does not say which "
+                "examples belong together; it can be example or client"
             )
         _check_whole_groups(dataset.train.group, shards)
     terms = Terms(

@@ -25,6 +25,7 @@ from feddm.cli import (
     partition,
     privacy,
     run,
+    tune,
 )
 from feddm.errors import FedDMError
 
@@ -42,8 +43,8 @@ app = typer.Typer(
 RUNNING, LOOKING = "Run", "Look"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
-app.command(rich_help_panel=RUNNING, epilog=compare.COMPARE_EXAMPLES)(compare.compare)
-app.command(rich_help_panel=RUNNING, epilog=compare.TUNE_EXAMPLES)(compare.tune)
+app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
+app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)

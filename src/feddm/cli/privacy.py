@@ -107,7 +107,6 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
     ever used: the figure is for the client that spent most. Examples, groups and clients have
     figures of their own, because a release that protects one does not protect the others.
     """
-    from feddm.cli.display import epsilon_text
     from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
     from feddm.results import finite
 
@@ -125,12 +124,12 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
         return
     for row in rows:
         reasons = row["unprotected"]
-        text = "no guarantee" if reasons else epsilon_text(row["epsilon"], delta)
+        text = _epsilon_text(math.inf if reasons else row["epsilon"], delta)
         print(f"{row['dataset']:<14} {row['clients']:>5,} clients  {row['unit']:<7}  {text}")
         for reason in reasons:
             print(f"  - {reason}")
         if reasons:
-            print(f"  - all other releases: {epsilon_text(row['protected'], delta)}")
+            print(f"  - all other releases: {_epsilon_text(row['protected'], delta)}")
     own = run_ledger_root()
     if folder is None and own.is_dir():
         print(f"Runs with a ledger of their own: {len(_folders(own)):,}, in {own}")
@@ -209,3 +208,9 @@ def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         raise LedgerError(f"{root} has no ledgers; a private run makes some")
     return sorted(path for path in root.iterdir() if path.is_dir())
+
+
+def _epsilon_text(epsilon: float, delta: float) -> str:
+    if not math.isfinite(epsilon):
+        return "no guarantee"
+    return f"epsilon {epsilon:.4f} at delta {delta:g}"
