@@ -12,6 +12,7 @@ from feddm.build import (
     build,
     build_algorithm,
     build_dataset,
+    build_device,
     check,
     num_workers,
 )
@@ -74,6 +75,20 @@ def test_fingerprint_under_a_key_is_another() -> None:
     assert len(prints) == 3
 
 
+class TestDevice:
+    def test_private_models_are_computed_on_the_cpu(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert build_device(resolve()).type == "cuda"
+        assert build_device(resolve(options={"epsilon": 4.0})).type == "cpu"
+
+    @pytest.mark.parametrize("device", ["cuda", "mps"])
+    def test_others_are_refused(self, device: str) -> None:
+        with pytest.raises(ConfigError, match=r"device must be cpu with privacy, got"):
+            check(resolve(options={"epsilon": 4.0, "device": device}))
+
+
 def test_fingerprint_knows_groups() -> None:
     setup = build(resolve())
     train = setup.dataset.train
@@ -90,7 +105,8 @@ def test_whether_to_compile_a_private_model_does_not_depend_on_examples(
 ) -> None:
     monkeypatch.setattr("feddm.build.COMPILING_PAYS", 1.0)
     options = {"epsilon": 4.0, "algorithm": algorithm, "ledger": str(tmp_path), "clients": 3}
-    config = resolve(options=options, settings={"privacy.sample_rate": 1.0})
+    rate = {} if algorithm == "feddm" else {"privacy.sample_rate": 1.0}
+    config = resolve(options=options, settings=rate)
     with monkeypatch.context() as patch:
         patch.setattr("feddm.build.compiler_problem", lambda device: "told")
         patch.setattr("feddm.data.partition.class_table", None)

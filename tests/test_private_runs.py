@@ -414,7 +414,7 @@ def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool
         display.finished(result)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Noise of the paper, sigma 5: no guarantee" in text
-    assert "Privacy spent: no guarantee" in text
+    assert "Privacy: no guarantee." in text
     # 2 ln(1e5) / 25, which is named once and as what it is.
     assert text.count("epsilon 0.921") == 1
     assert "nominal" in text

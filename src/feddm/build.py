@@ -97,13 +97,11 @@ def build(config: Config, run: str = "") -> Setup:
     check(config)
     config = with_absolute_ledger(config)
     policy = own_policy(config.data.name)
-    device = find_device(config.runtime.device)
+    device = build_device(config)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
     vaults = build_vaults(config, dataset, shards, run, policy)
     if vaults is not None:
-        if device.type == "mps":
-            raise ConfigError("privacy needs double precision, which mps has not; use cpu")
         config = calibrated(config, vaults)
     model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
     notices = []
@@ -121,10 +119,27 @@ def build(config: Config, run: str = "") -> Setup:
     return Setup(config, dataset, shards, algorithm, device, compiled, tuple(notices), vaults)
 
 
+def build_device(config: Config) -> torch.device:
+    """Returns where models are computed: with privacy that is the CPU.
+
+    A GPU adds up in an order that may change from one time to the next, and then the bits of
+    one example are no longer its own.
+    """
+    wanted = config.runtime.device
+    if config.privacy.mechanism != "none":
+        if wanted not in ("auto", "cpu"):
+            raise ConfigError(
+                f"runtime.device must be cpu with privacy, got {wanted}: elsewhere sums are "
+                "not the same every time"
+            )
+        wanted = "cpu"
+    return find_device(wanted)
+
+
 def check(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
     info = describe(config.data.name)
-    check_precision(config.runtime.precision, find_device(config.runtime.device))
+    check_precision(config.runtime.precision, build_device(config))
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
 
