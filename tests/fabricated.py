@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from feddm.config import Config, resolve
+from feddm.config import Config, PrivacyConfig, resolve
 from feddm.data.examples import Examples, Normalization
 from feddm.federation import RoundRecord
+from feddm.promise import promised
 from feddm.report.runs import Method, Run
 from feddm.results import to_line
 from feddm.synthetic import SyntheticSet
@@ -36,6 +37,13 @@ def record(round_: int, accuracy: float, **fields: Any) -> RoundRecord:
 
 def records(accuracies: Iterable[float], **fields: Any) -> tuple[RoundRecord, ...]:
     return tuple(record(n, accuracy, **fields) for n, accuracy in enumerate(accuracies, 1))
+
+
+def private_records(
+    accuracies: Iterable[float], epsilon: float, privacy: PrivacyConfig
+) -> tuple[RoundRecord, ...]:
+    """Returns rounds of a private run, all of which end with the same epsilon."""
+    return tuple(promised(each, epsilon, privacy) for each in records(accuracies))
 
 
 def config(rounds: int = 2, **settings: Any) -> Config:

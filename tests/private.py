@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from feddm.algorithms.base import Algorithm
-from feddm.algorithms.fedavg import FedAvg
-from feddm.algorithms.fednova import FedNova
-from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.private_feddm import (
+from feddm.algorithms.feature_feddm import (
     FeatureFedDM,
     FeatureRelease,
-    GradientFedDM,
-    GradientRelease,
     ImageSteps,
     ServerFedDM,
 )
+from feddm.algorithms.fedavg import FedAvg
+from feddm.algorithms.fednova import FedNova
+from feddm.algorithms.fedprox import FedProx
+from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
 from feddm.algorithms.scaffold import Scaffold
 from feddm.data.examples import Examples
 from feddm.models import ConvNet, Model
@@ -26,7 +26,7 @@ from feddm.privacy.gradients import PrivateSGD
 from feddm.privacy.noise import Secret
 from feddm.privacy.release import Noise
 from feddm.seeding import generator
-from feddm.tensors import CPU, Records
+from feddm.tensors import CPU, Records, Tensors
 from feddm.training import SGD
 
 MODEL = ConvNet((1, 8, 8), 3, width=4, depth=2)
@@ -90,3 +90,16 @@ def download(algorithm: Algorithm, seed: int = 0) -> Records:
 def noise(secret: Secret = SECRET, round_: int = 1, context: bytes = b"") -> Noise:
     """Returns the noise of one client in one round."""
     return Noise(secret, round_, context)
+
+
+def cancelling(params: Tensors) -> dict[str, Tensor]:
+    """Returns weights that turn last bits into large numbers.
+
+    Two channels see almost the same, and the next layer takes ten million times the difference.
+    """
+    params = {name: tensor.clone() for name, tensor in params.items()}
+    params["conv0.weight"][1] = params["conv0.weight"][0]
+    params["norm0.bias"][:2] = 3.0
+    params["conv1.weight"][:, 0] = 1e7
+    params["conv1.weight"][:, 1] = -1e7
+    return params

@@ -12,9 +12,9 @@ import torch
 import feddm
 import feddm.api
 from feddm.api import Observer, RunResult, resume
-from feddm.build import Setup, build, fingerprint
+from feddm.build import Setup, build
 from feddm.config import OPTIONS, Config, load_toml, resolve
-from feddm.data.datasets import load
+from feddm.data.datasets import fingerprint, load
 from feddm.errors import ConfigError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.metrics import evaluate

@@ -1,3 +1,5 @@
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +12,18 @@ from feddm.build import (
     build,
     build_algorithm,
     build_dataset,
+    build_device,
     check,
-    fingerprint,
     num_workers,
 )
-from feddm.config import DataConfig, RuntimeConfig, resolve
+from feddm.config import Config, DataConfig, RuntimeConfig, resolve
 from feddm.data.catalog import describe
-from feddm.data.datasets import Dataset, load
+from feddm.data.datasets import Dataset, fingerprint, load
 from feddm.data.examples import Examples
 from feddm.errors import ConfigError
 from feddm.models import ConvNet
 from feddm.tensors import CPU
+from feddm.workload import Round, passes
 from tiny import SETTINGS, run_tiny
 
 
@@ -64,6 +67,36 @@ def test_every_scheme_can_be_built(scheme: str, classes: int) -> None:
     assert sum(map(len, setup.shards)) == 1438
     labels = setup.dataset.train.y.numpy()
     assert max(len(set(labels[shard])) for shard in setup.shards) <= classes
+
+
+def test_fingerprint_under_a_key_is_another() -> None:
+    setup = build(resolve())
+    prints = {fingerprint(setup.dataset, setup.shards, key) for key in (b"", b"one", b"two")}
+    assert len(prints) == 3
+
+
+class TestDevice:
+    def test_private_models_are_computed_on_the_cpu(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert build_device(resolve()).type == "cuda"
+        assert build_device(resolve(options={"epsilon": 4.0})).type == "cpu"
+
+    @pytest.mark.parametrize("device", ["cuda", "mps"])
+    def test_others_are_refused(self, device: str) -> None:
+        with pytest.raises(ConfigError, match=r"device must be cpu with privacy, got"):
+            check(resolve(options={"epsilon": 4.0, "device": device}))
+
+
+def test_fingerprint_knows_groups() -> None:
+    setup = build(resolve())
+    train = setup.dataset.train
+    prints = set()
+    for group in (None, torch.zeros(len(train)), torch.ones(len(train))):
+        data = replace(setup.dataset, train=replace(train, group=group))
+        prints.add(fingerprint(data, setup.shards))
+    assert len(prints) == 3
 
 
 def test_fingerprint_knows_data_and_split() -> None:
@@ -294,3 +327,31 @@ class TestCompile:
     def test_a_broken_compiler_is_nothing_to_a_run_that_needs_none(self) -> None:
         assert self.built("auto").notices == ()
         assert self.built("off").notices == ()
+
+
+def test_what_is_compiled_says_nothing_about_private_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Any] = []
+
+    def watched(config: Config, table: Any) -> Round:
+        tables.append(table.tolist())
+        return passes(config, table)
+
+    monkeypatch.setattr("feddm.build.passes", watched)
+    private = {"epsilon": 4.0, "ledger": str(tmp_path)}
+    for options in (private, {}):
+        for alpha in (0.1, 10.0):
+            build(resolve(options={"clients": 3, "alpha": alpha} | options))
+    assert tables[0] == tables[1]
+    assert tables[2] != tables[3]
+    # A third of 1,438 digits in ten classes.
+    assert tables[0] == [[pytest.approx(1438 / 30)] * 10] * 3
+
+
+def test_groups_need_data_that_know_them(tmp_path: Path) -> None:
+    config = resolve(
+        options={"epsilon": 4.0, "ledger": str(tmp_path)}, settings={"privacy.unit": "group"}
+    )
+    with pytest.raises(ConfigError, match="digits does not say which examples belong together"):
+        build(config)

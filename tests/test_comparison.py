@@ -2,12 +2,18 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from feddm.comparison import (
+    Curve,
     Difference,
+    Row,
     Spread,
+    caption,
+    curves,
     difference_text,
     from_json,
     reached,
@@ -171,3 +177,104 @@ class TestDifference:
 
     def test_without_it_there_is_no_column(self) -> None:
         assert "less" not in to_markdown(summarize({"a": [run(0.5)]}, [])).splitlines()[0]
+
+
+def private(*epsilons: float, privacy: str = "features", **more: Any) -> list[RoundRecord]:
+    """Returns a run of accuracy one half with what is spent after each round."""
+    known: dict[str, Any] = {"delta": 1e-5, "unit": "example"} if privacy == "features" else {}
+    return [
+        replace(record, epsilon=epsilon, privacy=privacy, **known | more)
+        for record, epsilon in zip(
+            run(*[0.5] * len(epsilons), seconds=math.nan), epsilons, strict=True
+        )
+    ]
+
+
+PAPER = private(math.inf, privacy="no guarantee")
+FIXED = private(math.inf, privacy="not private")
+
+
+class TestPrivacy:
+    def columns(self, rows: list[Row]) -> dict[str, dict[str, str]]:
+        """Returns the cells of each row of the Markdown table by name and title."""
+        titles, _, *lines = (
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in to_markdown(rows).splitlines()
+            if line.startswith("|")
+        )
+        return {line[0]: dict(zip(titles, line, strict=True)) for line in lines}
+
+    def test_every_row_says_what_is_promised(self) -> None:
+        runs: dict[str, list[Curve]] = {
+            "ours": [private(1.0, 2.0), private(1.0, 2.5)],
+            "paper": [PAPER],
+            "fixed": [FIXED],
+            "plain": [run(0.5)],
+        }
+        rows = summarize(runs, [])
+        table = self.columns(rows)
+        # After the last round, of the seed that spent most.
+        assert {name: cells["epsilon"] for name, cells in table.items()} == {
+            "ours": "2.500",
+            "paper": "no guarantee",
+            "fixed": "not private",
+            "plain": "-",
+        }
+        assert "at delta 1e-05 for one example of one client" in to_markdown(rows)
+        lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
+        assert [
+            [line[key] for key in ("epsilon", "delta", "unit", "privacy")] for line in lines
+        ] == [
+            ["2.5", "1e-05", "example", "features"],
+            ["", "", "", "no guarantee"],
+            ["", "", "", "not private"],
+            ["", "", "", ""],
+        ]
+        told = [row["privacy"] for row in json.loads(to_json(rows))]
+        assert told == ["features", "no guarantee", "not private", None]
+        assert to_markdown(from_json(to_json(rows))) == to_markdown(rows)
+        assert math.isinf(from_json(to_json(rows))[1].epsilon or 0)
+
+    def test_one_seed_without_a_guarantee_is_none(self) -> None:
+        (row,) = summarize({"a": [private(1.0), PAPER]}, [])
+        assert (row.epsilon, row.delta, row.unit) == (math.inf, None, None)
+        assert row.privacy == "no guarantee"
+
+    def test_seconds_are_not_known(self) -> None:
+        rows = summarize({"a": [private(1.0)]}, [])
+        assert self.columns(rows)["a"]["client s"] == "-"
+        assert json.loads(to_json(rows))[0]["client_seconds"] is None
+        (line,) = csv.DictReader(io.StringIO(to_csv(rows)))
+        assert (line["client_seconds"], line["server_seconds"]) == ("", "0.5")
+
+    def test_without_privacy_there_is_no_column(self) -> None:
+        text = to_markdown(summarize({"a": [run(0.5)]}, []))
+        assert "epsilon" not in text and "private" not in text
+
+    def test_units_that_differ_are_told_for_each_name(self) -> None:
+        runs = {"a": [private(1.0)], "b": [private(1.0, unit="client")]}
+        text = caption(summarize(runs, []))
+        assert "for one example of one client, added or removed (a)" in text
+        assert "for all examples of one client, added or removed (b)" in text
+
+    def test_studies_from_before_there_was_privacy(self) -> None:
+        old = json.loads(to_json(summarize({"a": [run(0.5)]}, [])))
+        for key in ("epsilon", "delta", "unit", "privacy"):
+            del old[0][key]
+        assert from_json(json.dumps(old))[0].privacy is None
+
+    def test_curves_have_it_beside_their_names(self) -> None:
+        runs: dict[str, list[Curve]] = {
+            "ours": [private(1.0, 2.0), []],
+            "paper": [PAPER],
+            "plain": [run(0.5)],
+            "failed": [[]],
+        }
+        found = curves(runs)
+        assert list(found) == ["ours, epsilon 2.000", "paper, no guarantee", "plain"]
+        # Ten bytes a round.
+        assert [point.megabytes for point in found["ours, epsilon 2.000"][0]] == [1e-5, 2e-5]
+        assert caption(summarize(runs, [])).startswith(
+            "epsilon: spent after the last round, at"
+        )
+        assert caption(summarize({"plain": [run(0.5)]}, [])) == ""

@@ -47,6 +47,13 @@ def test_curves_are_means_by_round_and_by_megabytes(
     assert by_bytes.get_legend_handles_labels()[1] == ["ours", "theirs"]
 
 
+def test_a_caption_is_below(tmp_path: Path, drawn: list[Figure]) -> None:
+    draw_curves(TWO_SEEDS, tmp_path / "with", "epsilon: of one example")
+    draw_curves(TWO_SEEDS, tmp_path / "without")
+    texts = [figure.get_supxlabel() for figure in drawn]
+    assert texts == ["epsilon: of one example", ""]
+
+
 def test_a_run_that_is_shorter_shortens_the_mean(tmp_path: Path, drawn: list[Figure]) -> None:
     seeds = [TWO_SEEDS["ours"][0], TWO_SEEDS["ours"][1][:1]]
     file = draw_curves({"ours": seeds, "theirs": TWO_SEEDS["theirs"]}, tmp_path / "c.svg")

@@ -1,6 +1,16 @@
-import numpy as np
+import math
 
-from feddm.messages import PAPER, PAPER_BASELINE, ImageSize, model_sizes, synthetic_size
+import numpy as np
+import pytest
+
+from feddm.messages import (
+    PAPER,
+    PAPER_BASELINE,
+    ImageSize,
+    model_sizes,
+    sums_size,
+    synthetic_size,
+)
 from feddm.models import ConvNet, num_params
 from feddm.seeding import generator
 
@@ -55,7 +65,40 @@ def test_images_that_hold_four() -> None:
 
 
 def test_noise_needs_no_examples() -> None:
-    assert ImageSize(floats=10, num_bytes=11, holds=0).number(np.array([13, 7, 40]), 5) == 15
+    image = ImageSize(floats=10, num_bytes=11, holds=0)
+    assert image.numbers(np.array([13, 7, 40]), 5).tolist() == [5, 5, 5]
+
+
+def test_noisy_sizes_by_hand() -> None:
+    # Noise of deviation 10 on classes of 20, 10 and 0, of which 10 are needed: one deviation
+    # more than enough, just enough, and one too few. So they are sent with probabilities
+    # .8413, .5 and .1587, which add up to 1.5, and there are four images of each.
+    size = synthetic_size(
+        "FedDM",
+        np.array([0] * 20 + [1] * 10),
+        lambda seed: [np.arange(30)],
+        range(2),
+        num_classes=3,
+        images_per_class=4,
+        min_class_size=10,
+        image=ImageSize(floats=10, num_bytes=41, holds=0),
+        class_noise=10.0,
+        packed=True,
+    )
+    assert size.what == "FedDM, 1.5 pairs"
+    assert size.floats == pytest.approx(4 * 1.5 * 10)
+    assert size.num_bytes == pytest.approx(4 * 1.5 * 41)
+    # Both splits are the same, so what varies is whether a class is sent: p (1 - p) each.
+    variance = 2 * 0.8413447 * 0.1586553 + 0.25
+    assert size.std == pytest.approx(4 * math.sqrt(variance) * 10, rel=1e-6)
+    assert size.before_packing
+
+
+def test_sums_by_hand() -> None:
+    # Two clients and three networks: of each of ten classes 64 features, 10 logits, a count.
+    size = sums_size(2, 3, num_classes=10, features=64)
+    assert (size.floats, size.num_bytes, size.std) == (4500, 18_000, 0)
+    assert not size.before_packing
 
 
 def test_the_papers_figures_are_whole_pairs() -> None:

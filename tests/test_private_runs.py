@@ -1,6 +1,7 @@
 """Whole runs under a budget: interrupted, repeated, and stopped before they spend too much."""
 
 import hashlib
+import io
 import json
 import math
 import uuid
@@ -9,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 from feddm import federation, vault
 from feddm.api import Observer, RunResult, resume
+from feddm.cli import app
+from feddm.cli.display import TextDisplay
 from feddm.config import resolve
-from feddm.errors import BudgetError, ConfigError
+from feddm.errors import BudgetError, ConfigError, LedgerError, RunDirectoryError
 from feddm.federation import RoundRecord
+from feddm.ledger import run_ledger_root
 from feddm.metrics import evaluate
 from feddm.privacy.accounting import Released, epsilon
 from feddm.privacy.noise import Secret
+from feddm.privacy_rules import unused
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 GIVEN = 20.0  # a noise multiplier with which a round costs little
@@ -38,17 +45,22 @@ def private_run(
     out: Path | None = None,
     **more: Any,
 ) -> RunResult:
-    """Runs it with its ledgers in a folder; a sample rate of 1 is quickly accounted for."""
+    """Runs it with its ledgers in a folder; a sample rate of 1 is quickly accounted for.
+
+    ``Path()`` is where ledgers are if nobody says where.
+    """
     options = KINDS[kind] | more
     settings = SETTINGS | {
-        "privacy.ledger": str(folder),
+        "privacy.ledger": "" if folder == Path() else str(folder),
         "privacy.steps": 2,
         "privacy.sample_rate": 1.0,
         "synthesis.images_per_class": 1,
     }
     for given in (KINDS[kind].get("set", {}), more.get("set", {})):
         settings |= given
-    return run_tiny(out, **options | {"set": settings})
+    idle = unused(options.get("algorithm", "feddm"), mechanism(kind))
+    used = {key: value for key, value in settings.items() if key not in idle}
+    return run_tiny(out, **options | {"set": used})
 
 
 REAL_SECRET = vault._secret
@@ -147,50 +159,310 @@ def test_a_run_that_is_resumed_between_rounds_has_the_same_bits(
     kind: str, whole: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # State and memories come from files now, in which names have another order.
-    class AfterOne(Observer):
-        def finished_round(self, record: RoundRecord) -> None:
-            raise Stops
-
     same_name(monkeypatch)
     with pytest.raises(Stops):
         private_run(tmp_path / "b", kind, tmp_path / "run", observer=AfterOne())
     assert_same(resume(tmp_path / "run", workers=1), whole)
 
 
+@pytest.mark.parametrize("name", ["gradients", "fedavg"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "made again"])
+def test_samples_are_the_same_after_an_interruption(
+    name: str, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_name(monkeypatch)
+    sampled: dict[str, Any] = {
+        "epsilon": None,
+        "privacy": "gradients",
+        "set": {"privacy.noise_multiplier": 2.0, "privacy.sample_rate": 0.1},
+    }
+    whole = private_run(tmp_path / "a", name, tmp_path / "whole", **sampled)
+    with monkeypatch.context() as patch:
+        dies_in_round(2, patch)
+        with pytest.raises(Stops):
+            private_run(tmp_path / "b", name, tmp_path / "run", **sampled)
+    paid = ledgers(tmp_path / "b")
+    if not stored:
+        for file in (tmp_path / "b").rglob("sent.safetensors"):
+            file.unlink()
+    resumed = resume(tmp_path / "run", workers=1)
+    assert ledgers(tmp_path / "b") == paid
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert_same(resumed, whole)
+
+
+def hashes(folder: Path) -> list[set[str]]:
+    """Returns the hashes of what each client has uploaded."""
+    files = sorted(folder.rglob("uploads.jsonl"), key=lambda file: file.parent.name)
+    return [
+        {json.loads(line)["sha256"] for line in file.read_text().splitlines()} for file in files
+    ]
+
+
+class TestTheLedgerOfARun:
+    """A run goes on with the ledger that it began with, or not at all."""
+
+    @pytest.fixture
+    def stopped(self, tmp_path: Path) -> Path:
+        """Returns a folder with a run of two rounds that ended after one, and its ledger."""
+        with pytest.raises(Stops):
+            private_run(tmp_path / "ledger", "server", tmp_path / "run", observer=AfterOne())
+        return tmp_path
+
+    def refused(self, folder: Path) -> str:
+        before = ledgers(folder)
+        with pytest.raises(LedgerError) as caught:
+            resume(folder / "run", workers=1)
+        assert ledgers(folder) == before
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def test_moved(self, stopped: Path) -> None:
+        (stopped / "ledger").rename(stopped / "moved")
+        place = stopped / "ledger/digits"
+        assert self.refused(stopped) == (
+            f"the ledger {place} is missing; put back what the run began with, which was in "
+            f"{place}, or start a new run"
+        )
+        assert not (stopped / "ledger").exists()
+        (stopped / "moved").rename(stopped / "ledger")
+        assert len(resume(stopped / "run", workers=1).records) == 2
+
+    def test_another(self, stopped: Path) -> None:
+        (stopped / "ledger").rename(stopped / "moved")
+        private_run(stopped / "ledger", "server", rounds=1)
+        assert "is another one; put back" in self.refused(stopped)
+
+    def test_without_its_clients(self, stopped: Path) -> None:
+        for client in (stopped / "ledger").rglob("client_000001"):
+            client.rename(stopped / "elsewhere")
+        assert "the upload of client 1 in round 1" in self.refused(stopped)
+
+    def test_shortened(self, stopped: Path) -> None:
+        for file in (stopped / "ledger").rglob("ledger.jsonl"):
+            file.write_text("")
+        assert "has lost lines" in self.refused(stopped)
+
+    def test_elsewhere_if_it_is_the_same(
+        self, stopped: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The folder of all ledgers may be another one after a move of the home folder.
+        monkeypatch.setattr("feddm.protection.ledger_root", lambda: stopped / "one")
+        with pytest.raises(Stops):
+            private_run(Path(), "server", stopped / "other", observer=AfterOne())
+        (stopped / "one").rename(stopped / "two")
+        monkeypatch.setattr("feddm.protection.ledger_root", lambda: stopped / "two")
+        assert len(resume(stopped / "other", workers=1).records) == 2
+
+
+class AfterOne(Observer):
+    """Ends a run after its first round."""
+
+    def finished_round(self, record: RoundRecord) -> None:
+        raise Stops
+
+
+class TestALedgerOfItsOwn:
+    def test_is_not_in_the_run_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(Stops):
+            private_run(Path("new"), "server", tmp_path / "run", observer=AfterOne())
+        names = {path.name for path in (tmp_path / "run").rglob("*")}
+        assert not names & {"secret", "key", "ledger.jsonl", "ledger"}
+        run = json.loads((tmp_path / "run/environment.json").read_text())["run"]
+        own = run_ledger_root() / run
+        assert [len(lines) for lines in ledgers(own)] == [1] * CLIENTS
+        assert len(resume(tmp_path / "run", workers=1).records) == 2
+        assert [len(lines) for lines in ledgers(own)] == [2] * CLIENTS
+
+    def test_is_new_for_every_run(self, tmp_path: Path) -> None:
+        # Also without a run directory.
+        spent = [private_run(Path("new"), rounds=1).records[-1].epsilon for _ in range(2)]
+        assert spent == pytest.approx([4.0, 4.0], rel=1e-4)
+
+
+class TestAPolicy:
+    """No setting of a run leads around what the client's machine says."""
+
+    LIMITS = ("epsilon = 2", "noise_multiplier = 1e-3")
+
+    @pytest.fixture
+    def policy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("FEDDM_POLICY", str(tmp_path / "policy.toml"))
+        monkeypatch.setattr("feddm.protection.ledger_root", lambda: tmp_path / "common")
+        return tmp_path / "policy.toml"
+
+    @pytest.mark.parametrize("algorithm", ["feddm", "fedavg", "real"])
+    @pytest.mark.parametrize("limit", LIMITS)
+    def test_refuses_what_is_not_protected(
+        self, policy: Path, algorithm: str, limit: str
+    ) -> None:
+        policy.write_text(limit)
+        with pytest.raises(BudgetError, match=r"policy\.toml"):
+            run_tiny(algorithm=algorithm, rounds=1)
+        policy.write_text(f'mechanisms = ["none"]\n[datasets.mnist]\n{limit}')
+        run_tiny(algorithm=algorithm, rounds=1)
+        policy.write_text('mechanisms = ["features"]')
+        with pytest.raises(BudgetError, match="alone, not in none"):
+            run_tiny(algorithm=algorithm, rounds=1)
+
+    @pytest.mark.parametrize("limit", LIMITS)
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"privacy.test_secret": "known"},
+            {"privacy.mechanism": "paper", "privacy.epsilon": 0.0},
+        ],
+        ids=["fixed secret", "paper"],
+    )
+    def test_refuses_what_only_looks_protected(
+        self, policy: Path, settings: dict[str, Any], limit: str
+    ) -> None:
+        policy.write_text(limit)
+        more = {"privacy.noise_multiplier": GIVEN} | settings
+        with pytest.raises(BudgetError, match=r"policy\.toml"):
+            private_run(Path(), rounds=1, epsilon=None, privacy="features", set=more)
+        assert not ledgers(policy.parent)
+
+    @pytest.mark.parametrize("ledger", ["elsewhere", "new"])
+    def test_refuses_to_lose_count(self, policy: Path, ledger: str, tmp_path: Path) -> None:
+        policy.write_text("epsilon = 2")
+        folder = Path(ledger) if ledger == "new" else tmp_path / ledger
+        with pytest.raises(
+            BudgetError, match=r"privacy\.ledger must be left out: .*policy\.toml"
+        ):
+            private_run(folder, rounds=1, epsilon=1.0)
+        # Where nothing is counted, nothing can be lost; what can be checked is.
+        policy.write_text("noise_multiplier = 1e3")
+        with pytest.raises(BudgetError, match="at least 1000"):
+            private_run(folder, rounds=1, epsilon=1.0)
+
+    def test_counts_all_runs_and_all_splits(self, policy: Path) -> None:
+        policy.write_text(f"epsilon = {epsilon([Released(5, GIVEN)], 1e-5)}")
+        given: dict[str, Any] = {
+            "epsilon": None,
+            "privacy": "features",
+            "rounds": 1,
+            "set": {"privacy.noise_multiplier": GIVEN},
+        }
+        for seed in (0, 1):  # two networks each
+            private_run(Path(), seed=seed, **given)
+        with pytest.raises(BudgetError, match=r"policy\.toml"):
+            private_run(Path(), seed=2, **given)
+
+    def test_binds_a_run_that_is_resumed(self, policy: Path, tmp_path: Path) -> None:
+        policy.write_text("")
+        with pytest.raises(Stops):
+            private_run(Path(), "server", tmp_path / "run", observer=AfterOne())
+        policy.write_text("epsilon = 1")
+        with pytest.raises(BudgetError, match=r"policy\.toml"):
+            resume(tmp_path / "run", workers=1)
+
+
+def test_a_run_directory_does_not_know_the_data(tmp_path: Path) -> None:
+    # Whoever has it could otherwise try what the data are.
+    known = []
+    for name in ("a", "b"):
+        private_run(tmp_path / name, "server", tmp_path / f"run {name}", rounds=1)
+        environment = json.loads((tmp_path / f"run {name}/environment.json").read_text())
+        known.append(environment["data"])
+    run_tiny(tmp_path / "plain", rounds=1)
+    plain = json.loads((tmp_path / "plain/environment.json").read_text())
+    assert len({*known, plain["data"]}) == 3
+    assert not {"ledger", "ledger_id"} & set(plain)
+
+
+def test_epsilon_is_also_of_clients_that_took_part_before(tmp_path: Path) -> None:
+    # One client of three takes part; in the first run client 2 twice, in the second client 0.
+    given: dict[str, Any] = {
+        "participation": 0.34,
+        "seed": 3,
+        "epsilon": None,
+        "privacy": "features",
+        "set": {"privacy.noise_multiplier": GIVEN},
+    }
+    first = private_run(tmp_path, "server", rounds=2, **given)
+    assert [[c.client for c in record.clients] for record in first.records] == [[2], [2]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federation, "sampled_cohort", lambda *_: [0])
+        second = private_run(tmp_path, "server", rounds=1, **given)
+    (record,) = second.records
+    assert record.clients[0].metrics["epsilon"] == pytest.approx(
+        epsilon([Released(2, GIVEN)], 1e-5)
+    )
+    assert record.epsilon == pytest.approx(epsilon([Released(4, GIVEN)], 1e-5))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    options: dict[str, Any] = {
+        "epsilon": None,
+        "privacy": "paper",
+        "set": {"privacy.noise_multiplier": 5.0},
+    }
+    with TextDisplay(console) as display:
+        if interrupted:
+            with pytest.raises(Stops):
+                private_run(
+                    tmp_path / "ledger", out=tmp_path / "run", observer=AfterOne(), **options
+                )
+            result = resume(tmp_path / "run", workers=1, observer=display)
+        else:
+            result = private_run(
+                tmp_path / "ledger", out=tmp_path / "run", observer=display, **options
+            )
+        display.finished(result)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Noise of the paper, sigma 5: no guarantee" in text
+    assert "Privacy: no guarantee." in text
+    # 2 ln(1e5) / 25, which is named once and as what it is.
+    assert text.count("epsilon 0.921") == 1
+    assert "nominal" in text
+    assert [record.epsilon for record in result.records] == [math.inf] * 2
+    for line in timeless_results(tmp_path / "run"):
+        assert line["epsilon"] is None
+        assert [client["metrics"] for client in line["clients"]] == [
+            {"epsilon": None}
+        ] * CLIENTS
+    assert (
+        "no guarantee"
+        in CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "ledger")]).output
+    )
+
+
 def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
     private_run(tmp_path / "ledger", out=tmp_path / "run")
     for line in (tmp_path / "run/results.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert record["client_seconds"] == 0
+        assert record["client_seconds"] is None
         for client in record["clients"]:
-            assert client["seconds"] == 0
+            assert client["seconds"] is None
             assert client["metrics"] == {"epsilon": record["epsilon"]}
 
 
-@pytest.mark.parametrize(("name", "seed"), [("features", 0), ("features", 1), ("fedavg", 0)])
-def test_two_runs_cost_what_one_of_both_rounds_costs(
-    name: str, seed: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "seed", "rounds"),
+    [("server", 0, 5), ("features", 1, 1), ("fedavg", 0, 1)],
+)
+def test_two_runs_cost_what_one_of_all_rounds_costs(
+    name: str, seed: int, rounds: int, tmp_path: Path
 ) -> None:
     # With another seed the data are split in another way; an example pays for both runs.
-    noise = {"privacy.noise_multiplier": GIVEN}
-    one = private_run(tmp_path / "one", name, epsilon=None, privacy=mechanism(name), set=noise)
+    given: dict[str, Any] = {
+        "epsilon": None,
+        "privacy": "features" if name in ("features", "server") else "gradients",
+        "set": {"privacy.noise_multiplier": GIVEN},
+    }
+    one = private_run(tmp_path / "one", name, rounds=2 * rounds, **given)
     for number in (0, seed):
-        two = private_run(
-            tmp_path / "two",
-            name,
-            rounds=1,
-            seed=number,
-            epsilon=None,
-            privacy=mechanism(name),
-            set=noise,
-        )
+        two = private_run(tmp_path / "two", name, rounds=rounds, seed=number, **given)
     assert one.records[-1].epsilon is not None
     assert two.records[-1].epsilon == pytest.approx(one.records[-1].epsilon, rel=1e-9)
     assert 0 < one.records[-1].epsilon < math.inf
 
 
 def mechanism(name: str) -> str:
-    return "features" if name == "features" else "gradients"
+    return "features" if name in ("features", "server") else "gradients"
 
 
 def test_samples_make_it_cheaper(tmp_path: Path) -> None:
@@ -278,6 +550,8 @@ def test_fixed_secrets_are_told(tmp_path: Path) -> None:
         )
         assert any("not private" in text for text in listener.notices) == told
         assert result.records[-1].epsilon == (math.inf if told else pytest.approx(4.0))
+        told_of_clients = [part.metrics["epsilon"] for part in result.records[-1].clients]
+        assert told_of_clients == [result.records[-1].epsilon] * CLIENTS
     uploads = next((tmp_path / "ledgertest").rglob("uploads.jsonl")).read_text()
     assert json.loads(uploads)["epsilon"] is None
     # Whoever comes later cannot take it for protected.
@@ -301,7 +575,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"algorithm": "real", "privacy.epsilon": 1.0}, "real sends real images"),
         (
             {"algorithm": "fedavg", "privacy.mechanism": "features", "privacy.epsilon": 1.0},
-            "features is for feddm; fedavg takes gradients",
+            "features is for feddm, other algorithms take gradients",
         ),
         (
             {
@@ -309,7 +583,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
                 "privacy.mechanism": "paper",
                 "privacy.noise_multiplier": 1.0,
             },
-            "paper is for feddm; scaffold takes gradients",
+            "paper is for feddm, other algorithms take gradients",
         ),
         ({"privacy.mechanism": "features"}, "needs a budget or the noise"),
         ({"privacy.mechanism": "gradients"}, "needs a budget or the noise"),
@@ -335,7 +609,14 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         ({"privacy.epsilon": -1.0}, r"privacy\.epsilon must be"),
         ({"privacy.epsilon": 1.0, "privacy.delta": 1.0}, r"privacy\.delta must be"),
-        ({"privacy.epsilon": 1.0, "privacy.sample_rate": 0.0}, r"privacy\.sample_rate must be"),
+        (
+            {
+                "privacy.mechanism": "gradients",
+                "privacy.epsilon": 1.0,
+                "privacy.sample_rate": 0.0,
+            },
+            r"privacy\.sample_rate must be",
+        ),
         ({"privacy.epsilon": 1.0, "model.norm": "batch"}, "void class means and privacy"),
     ],
 )
@@ -371,3 +652,37 @@ def test_a_ledger_is_the_same_from_every_folder(
     result = private_run(Path("ledgers"), "server", tmp_path / "run", rounds=1)
     assert Path(result.config.privacy.ledger) == tmp_path / "ledgers"
     assert f'"{tmp_path}/ledgers"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+class TestDataThatAreNotThoseOfTheRun:
+    """The directory of a private run has no digest of its data that others can compute."""
+
+    def interrupted(self, folder: Path) -> Path:
+        class AfterOne(Observer):
+            def finished_round(self, record: RoundRecord) -> None:
+                raise Stops
+
+        with pytest.raises(Stops):
+            private_run(folder / "ledger", "server", folder / "run", observer=AfterOne())
+        return folder / "run"
+
+    def test_the_digest_of_the_same_data_is_another_with_another_ledger(
+        self, tmp_path: Path
+    ) -> None:
+        digests = {
+            json.loads((self.interrupted(tmp_path / name) / "environment.json").read_text())[
+                "data"
+            ]
+            for name in ("one", "other")
+        }
+        assert len(digests) == 2
+
+    def test_they_are_refused(self, tmp_path: Path) -> None:
+        directory = self.interrupted(tmp_path)
+        config = directory / "config.toml"
+        text = config.read_text()
+        config.write_text(text.replace("alpha = 0.5", "alpha = 0.75"))
+        with pytest.raises(RunDirectoryError, match="not those that the run began with"):
+            resume(directory, workers=1)
+        config.write_text(text)
+        assert len(resume(directory, workers=1).records) == 2

@@ -1,14 +1,17 @@
 """``scripts/record`` and ``scripts/docs``, on a study in which something failed."""
 
 import json
+import math
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from feddm.comparison import summarize
+from feddm.comparison import summarize, to_json
 from feddm.config import resolve
+from feddm.federation import RoundRecord
 from feddm.studies import Cell, StudyObserver, run_cells, write_results
 from tiny import SETTINGS
 
@@ -63,3 +66,29 @@ def test_a_study_without_any_run_that_ended(
     (tmp_path / "study.json").write_text(json.dumps({"command": "", "cells": ["a-seed0"]}))
     with pytest.raises(SystemExit, match="no run that ended"):
         script("record", tmp_path, monkeypatch).main("mine", tmp_path)
+
+
+def test_an_ablation_with_privacy_says_what_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RoundRecord(1, 0.5, 1.0, 1, 1, 10, 10, math.nan, 0.5, ())
+    ours = replace(record, epsilon=1.5, delta=1e-5, unit="client", privacy="features")
+    paper = replace(record, epsilon=math.inf, privacy="no guarantee")
+    rows = summarize({"base": [[ours]], "paper": [[paper]], "plain": [[record]]}, ())
+    what = {
+        "command": "feddm ablate",
+        "commit": "",
+        "machine": "",
+        "versions": {"torch": ""},
+        "rows": json.loads(to_json(rows)),
+        "changes": {row.name: {} for row in rows},
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(what))
+    docs = script("docs", tmp_path, monkeypatch)
+    text = docs.ablation("mine")
+    assert "| base |  | 50.00 | - | 1.500 | 1e-05 | - |" in text
+    assert "| paper |  | 50.00 | - | no guarantee | 1e-05 | - |" in text
+    assert "epsilon: spent after the last round, at delta 1e-05 for all examples of one" in text
+    study = docs.study("mine")
+    assert "| paper | 50.00 | no guarantee |" in study
+    assert "`epsilon`: spent after the last round, at delta 1e-05" in study

@@ -1,6 +1,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,12 @@ from feddm.federation import RoundRecord
 from feddm.rundir import RunDirectory
 from feddm.studies import Cell, StudyObserver, choices, run_cells, setting_name, winner_toml
 
-SMALL = {"model.width": 4, "model.depth": 2, "local.batch_size": 64, "runtime.workers": 1}
+SMALL: dict[str, Any] = {
+    "model.width": 4,
+    "model.depth": 2,
+    "local.batch_size": 64,
+    "runtime.workers": 1,
+}
 
 
 def cell(name: str = "fedavg", seed: int = 0, rounds: int = 2, **options: object) -> Cell:
@@ -62,6 +68,23 @@ def test_a_cell_with_other_settings_is_refused(tmp_path: Path) -> None:
     run_cells([cell(rounds=1)], tmp_path, Watching())
     with pytest.raises(RunDirectoryError, match="other settings"):
         run_cells([cell(rounds=1, alpha=3.0)], tmp_path, Watching())
+
+
+def test_a_ledger_is_the_same_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    private: dict[str, Any] = {"privacy": "gradients", "epsilon": 4.0}
+    # A private client has no batches, so their size is left out.
+    monkeypatch.delitem(SMALL, "local.batch_size")
+    for key, value in (("privacy.steps", 1), ("privacy.sample_rate", 1.0)):
+        monkeypatch.setitem(SMALL, key, value)
+    for ledger in ("ledgers", str(tmp_path / "ledgers")):
+        watching = Watching()
+        run_cells([cell(rounds=1, ledger=ledger, **private)], tmp_path / "study", watching)
+    assert watching.log == ["fedavg 0", "ended after 1"]
+    with pytest.raises(RunDirectoryError, match="other settings"):
+        run_cells([cell(rounds=1, ledger="new", **private)], tmp_path / "study", Watching())
 
 
 def test_what_is_wrong_with_the_last_cell_is_told_before_the_first_runs(

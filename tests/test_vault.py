@@ -1,27 +1,25 @@
 """A client's secret, ledger and uploads on the disk, whatever happens in between."""
 
 import hashlib
-import json
 import math
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feddm.errors import BudgetError, LedgerError
+from feddm.ledger import Entry, Ledger
+from feddm.policy import Asked, Policy
 from feddm.privacy.accounting import Event, Released, Unprotected, epsilon
 from feddm.privacy.noise import Secret
 from feddm.tensors import to_bytes
-from feddm.vault import Asked, Entry, Policy, Sent, Vault, Vaults, most_spent, upload_log
+from feddm.vault import Sent, Terms, Vault, Vaults, upload_log
 
 DELTA = 1e-5
-ONE = Entry(1, b"first", (Released(2, 8.0), Released(30, 1.25, 0.125)))
-TWO = Entry(2, b"second", (Released(1, 4.0), Unprotected("labels")))
+ONE = Entry("run", 1, b"first", (Released(2, 8.0), Released(30, 1.25, 0.125)))
+TWO = Entry("run", 2, b"second", (Released(1, 4.0), Unprotected("labels")))
 SENT = Sent(
     {
         "params": {"w": torch.tensor([1.5, -2.0]), "b/c": torch.ones(2, 0)},
@@ -31,8 +29,23 @@ SENT = Sent(
 )
 
 
-def opened(folder: Path, policy: Policy = Policy(), earlier: tuple[Event, ...] = ()) -> Vault:  # noqa: B008  # frozen
-    return Vault(folder, "run", policy, earlier)
+def opened(
+    folder: Path,
+    budget: Policy = Policy(),  # noqa: B008  # frozen
+    policy: Policy = Policy(),  # noqa: B008
+    elsewhere: tuple[Event, ...] = (),
+    secret: Secret | None = None,
+) -> Vault:
+    terms = Terms("run", Asked("feddm", "features"), budget, policy)
+    return Vault(folder, terms, elsewhere, secret)
+
+
+def vaults(folder: Path, split: str = "split", test_seed: str = "", **terms: object) -> Vaults:
+    return Vaults(Ledger(folder), split, Terms("run", **terms), test_seed)  # type: ignore[arg-type]
+
+
+def entry(*events: Event, run: str = "run", round_: int = 1) -> Entry:
+    return Entry(run, round_, b"", events)
 
 
 def test_a_secret_is_kept_and_nobody_else_can_read_it(tmp_path: Path) -> None:
@@ -55,13 +68,25 @@ def test_a_damaged_secret_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_secrets_for_tests_are_marked_and_not_written(tmp_path: Path) -> None:
-    vaults = Vaults(tmp_path, "split", "run", Policy(), test_seed="seed")
-    first, second = vaults.of(0).secret, vaults.of(1).secret
+    fixed = vaults(tmp_path, test_seed="seed")
+    first, second = fixed.of(0).secret, fixed.of(1).secret
     assert first.for_tests
     assert first != second
-    assert vaults.of(0).secret == first
+    assert fixed.of(0).secret == first
     assert not list(tmp_path.rglob("secret"))
-    assert not Vaults(tmp_path, "split", "run", Policy()).of(0).secret.for_tests
+    assert not vaults(tmp_path).of(0).secret.for_tests
+
+
+def test_under_a_fixed_secret_no_epsilon_is_finite(tmp_path: Path) -> None:
+    fixed = vaults(tmp_path, test_seed="seed")
+    vault = fixed.of(0)
+    vault.spend(vault.entry(1, b"", (Released(1, 100.0),)))
+    vault.keep(vault.entries()[0], SENT)
+    assert vault.epsilon() == fixed.epsilon() == math.inf
+    assert upload_log(vault.folder)[0]["epsilon"] is None
+    # Nor does it for a run with secrets that comes later.
+    assert vaults(tmp_path).of(0).epsilon() == vaults(tmp_path).epsilon() == math.inf
+    assert vaults(tmp_path, "another").epsilon() == math.inf
 
 
 def test_a_ledger_survives(tmp_path: Path) -> None:
@@ -77,53 +102,25 @@ def test_a_ledger_survives(tmp_path: Path) -> None:
 def test_the_same_entry_costs_once_and_all_others_each(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     event = Released(1, 4.0)
-    vault.spend(Entry(1, b"context", (event,)))
-    vault.spend(Entry(1, b"context", (event,)))
+    vault.spend(Entry("run", 1, b"context", (event,)))
+    vault.spend(Entry("run", 1, b"context", (event,)))
     assert len(vault.entries()) == 1
     for entry in (
-        Entry(2, b"context", (event,)),
-        Entry(1, b"another", (event,)),
-        Entry(1, b"context", (event, event)),
+        Entry("run", 2, b"context", (event,)),
+        Entry("run", 1, b"another", (event,)),
+        Entry("another", 1, b"context", (event,)),
+        Entry("run", 1, b"context", (event, event)),
     ):
         vault.spend(entry)
         assert vault.entries()[-1] == entry
-    assert vault.epsilon() == pytest.approx(epsilon([Released(5, 4.0)], DELTA))
+    assert vault.epsilon() == pytest.approx(epsilon([Released(6, 4.0)], DELTA))
 
 
 def test_what_was_spent_elsewhere_counts(tmp_path: Path) -> None:
-    vault = opened(tmp_path, earlier=(Released(3, 4.0),))
-    vault.spend(Entry(1, b"context", (Released(1, 4.0),)))
-    further = [Released(2, 4.0)]
-    assert vault.epsilon(further) == pytest.approx(epsilon([Released(6, 4.0)], DELTA))
+    vault = opened(tmp_path, elsewhere=(Released(3, 4.0),))
+    assert vault.epsilon() == pytest.approx(epsilon([Released(3, 4.0)], DELTA))
+    vault.spend(entry(Released(1, 4.0)))
     assert vault.epsilon() == pytest.approx(epsilon([Released(4, 4.0)], DELTA))
-
-
-@given(st.integers(1, 200))
-def test_a_line_that_was_cut_off_is_written_over(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
-    folder = tmp_path_factory.mktemp("vault")
-    vault = opened(folder)
-    vault.spend(ONE)
-    whole = (folder / "ledger.jsonl").read_bytes()
-    vault.spend(TWO)
-    both = (folder / "ledger.jsonl").read_bytes()
-    (folder / "ledger.jsonl").write_bytes(both[: max(len(both) - cut, len(whole))])
-    again = opened(folder)
-    assert again.entries() == [ONE]
-    again.spend(TWO)
-    assert again.entries() == [ONE, TWO]
-    lines = (folder / "ledger.jsonl").read_bytes()
-    assert lines.startswith(whole)
-    assert lines.count(b"\n") == 2
-
-
-def test_a_first_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "ledger.jsonl").write_bytes(b'{"time": "2026-')
-    vault = opened(tmp_path)
-    assert vault.entries() == []
-    vault.spend(ONE)
-    assert vault.entries() == [ONE]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_a_damaged_line_is_refused(tmp_path: Path, line: str) -> None:
     with (tmp_path / "ledger.jsonl").open("a") as file:
         file.write(line + "\n")
     for use in (vault.entries, vault.epsilon, lambda: vault.spend(TWO)):
-        with pytest.raises(LedgerError):
+        with pytest.raises(LedgerError, match=r"ledger\.jsonl"):
             use()
     # Nothing is said to be free because nobody can read what was spent.
     with pytest.raises(LedgerError):
@@ -186,7 +183,7 @@ def test_an_upload_that_was_cut_off_was_never_sent(tmp_path: Path) -> None:
 
 def test_uploads_are_logged(tmp_path: Path) -> None:
     vault = opened(tmp_path)
-    vault.spend(Entry(1, b"first", (Released(1, 8.0),)))
+    vault.spend(entry(Released(1, 8.0)))
     vault.keep(ONE, SENT)
     vault.spend(TWO)
     vault.keep(TWO, SENT)
@@ -200,122 +197,122 @@ def test_uploads_are_logged(tmp_path: Path) -> None:
 
 
 class TestAgreement:
-    def test_by_epsilon(self, tmp_path: Path) -> None:
+    def test_by_the_budget_of_the_run(self, tmp_path: Path) -> None:
         event = Released(1, 4.0)
         vault = opened(tmp_path, Policy(epsilon([Released(3, 4.0)], DELTA), DELTA))
         for number in range(3):
             vault.agree([event])
-            vault.spend(Entry(number, b"", (event,)))
-        with pytest.raises(BudgetError, match=r"would have spent epsilon .* its budget is"):
+            vault.spend(entry(event, round_=number))
+        with pytest.raises(BudgetError, match=r"would have spent .*the budget of the run"):
             vault.agree([event])
-        # Something smaller than what is left would be too much as well: nothing is left.
+
+    def test_what_was_spent_elsewhere_counts(self, tmp_path: Path) -> None:
+        budget = Policy(epsilon([Released(3, 4.0)], DELTA), DELTA)
+        opened(tmp_path, budget, elsewhere=(Released(2, 4.0),)).agree([Released(1, 4.0)])
         with pytest.raises(BudgetError):
-            vault.agree([Released(1, 400.0)])
+            opened(tmp_path, budget, elsewhere=(Released(3, 4.0),)).agree([Released(1, 4.0)])
 
-    def test_by_noise(self, tmp_path: Path) -> None:
-        vault = opened(tmp_path, Policy(noise_multiplier=2.0))
-        vault.agree([Released(5, 2.0)])
-        with pytest.raises(BudgetError, match=r"at least 2, got 1\.5"):
-            vault.agree([Released(5, 2.0), Released(1, 1.5)])
-        with pytest.raises(BudgetError):
-            vault.agree([Unprotected("weights")])
-
-    @pytest.mark.parametrize(
-        ("policy", "agrees"),
-        [
-            (Policy(mechanisms=("features", "gradients")), True),
-            (Policy(mechanisms=("gradients",)), False),
-            (Policy(mechanisms=()), False),
-            (Policy(algorithms=("feddm",)), True),
-            (Policy(mechanisms=("features",), algorithms=("fedavg",)), False),
-        ],
-    )
-    def test_by_name(self, tmp_path: Path, policy: Policy, agrees: bool) -> None:
-        vault = Vault(tmp_path, "run", policy, asked=Asked("feddm", "features"))
-        if agrees:
-            vault.agree([Released(1, 1.0)])
-        else:
-            with pytest.raises(BudgetError, match="does not take part in"):
-                vault.agree([Released(1, 1.0)])
-
-    def test_what_is_not_protected_is_beyond_any_budget(self, tmp_path: Path) -> None:
-        with pytest.raises(BudgetError):
-            opened(tmp_path, Policy(1e6)).agree([Unprotected("weights")])
-
-
-class TestPolicyFile:
-    """What the client says itself, whatever the federation promises."""
-
-    @pytest.mark.parametrize("place", ["client", "split", "dataset"])
-    def test_it_binds_beside_the_federations_own(self, tmp_path: Path, place: str) -> None:
-        folders = {
-            "dataset": tmp_path,
-            "split": tmp_path / "split",
-            "client": tmp_path / "split" / "client_000001",
-        }
-        folders[place].mkdir(parents=True, exist_ok=True)
-        (folders[place] / "policy.toml").write_text("epsilon = 1\nnoise_multiplier = 2.5\n")
-        vault = Vaults(tmp_path, "split", "run", Policy(epsilon=8.0)).of(1)
+    def test_the_clients_policy_binds_beside_the_budget(self, tmp_path: Path) -> None:
+        policy = Policy(epsilon=1.0, noise_multiplier=2.5)
+        vault = opened(tmp_path, Policy(epsilon=8.0), policy)
         vault.agree([Released(1, 6.0)])
-        with pytest.raises(BudgetError, match="its budget is 1"):
+        with pytest.raises(BudgetError, match="may spend 1"):
             vault.agree([Released(1, 3.0)])
         with pytest.raises(BudgetError, match=r"at least 2\.5, got 2"):
             vault.agree([Released(1, 2.0)])
 
-    def test_the_nearest_one_counts(self, tmp_path: Path) -> None:
-        (tmp_path / "policy.toml").write_text("epsilon = 1")
-        own = tmp_path / "split" / "client_000000"
-        own.mkdir(parents=True)
-        (own / "policy.toml").write_text('mechanisms = ["features"]')
-        vaults = Vaults(tmp_path, "split", "run", Policy(), asked=Asked("feddm", "features"))
-        vaults.of(0).agree([Released(1, 1.0)])
-        with pytest.raises(BudgetError, match="its budget is 1"):
-            vaults.of(1).agree([Released(1, 1.0)])
-
     @pytest.mark.parametrize(
-        "text",
-        [
-            "epsilon = -1",
-            "epsilon = 'all'",
-            "mechanisms = 'features'",
-            "budget = 3",
-            "epsilon =",
-        ],
+        "policy", [Policy(epsilon=1e6), Policy(noise_multiplier=1e-6)], ids=("epsilon", "noise")
     )
-    def test_one_that_cannot_be_read_is_no_policy(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "policy.toml").write_text(text)
-        with pytest.raises(LedgerError, match=r"policy\.toml"):
-            opened(tmp_path)
-
-
-def entry(*events: Event) -> Entry:
-    return Entry(1, b"", events)
-
-
-def test_clients_do_not_add_up() -> None:
-    ledgers = [
-        [entry(Released(3, 2.0)), entry(Released(1, 2.0), Released(1, 5.0))],
-        [entry(Released(2, 2.0), Released(4, 5.0, 0.5))],
-        [],
-    ]
-    assert most_spent(ledgers) == [Released(4, 2.0), Released(4, 5.0, 0.5), Released(1, 5.0)]
-    assert most_spent([]) == []
-    assert most_spent([[TWO], [TWO]]) == [Unprotected("labels"), Released(1, 4.0)]
+    def test_a_fixed_secret_is_no_noise_for_a_policy(
+        self, tmp_path: Path, policy: Policy
+    ) -> None:
+        fixed = Secret(bytes(32), for_tests=True)
+        planned = [Released(1, 100.0)]
+        opened(tmp_path, policy, secret=fixed).agree(planned)  # as a budget it is
+        with pytest.raises(BudgetError):
+            opened(tmp_path, policy=policy, secret=fixed).agree(planned)
 
 
 def test_splits_add_up(tmp_path: Path) -> None:
     # An example may have been with any client of another split.
     for split, client, times in (("a", 0, 2), ("a", 1, 3), ("b", 0, 5), ("b", 7, 1)):
-        Vaults(tmp_path, split, "run", Policy()).of(client).spend(entry(Released(times, 10.0)))
-    (tmp_path / "a file").write_text("which is no split")
-    here = Vaults(tmp_path, "a", "run", Policy())
-    assert here.elsewhere() == [Released(5, 10.0)]
+        vaults(tmp_path, split).of(client).spend(entry(Released(times, 10.0)))
+    here = vaults(tmp_path, "a")
     assert sum(event.times for event in here.spent() if isinstance(event, Released)) == 8
     assert here.of(0).epsilon() == pytest.approx(epsilon([Released(7, 10.0)], DELTA))
     assert here.of(1).epsilon() == pytest.approx(epsilon([Released(8, 10.0)], DELTA))
     assert here.of(2).epsilon() == pytest.approx(epsilon([Released(5, 10.0)], DELTA))
-    fresh = Vaults(tmp_path, "c", "run", Policy())
-    assert epsilon(fresh.elsewhere(), DELTA) == pytest.approx(epsilon(here.spent(), DELTA))
+
+
+def test_epsilon_is_that_of_the_client_that_spent_most(tmp_path: Path) -> None:
+    assert vaults(tmp_path).epsilon() == 0
+    # In an earlier run, in which nobody of this one's cohort took part.
+    vaults(tmp_path).of(4).spend(entry(Released(3, 10.0), run="earlier"))
+    vaults(tmp_path).of(0).spend(entry(Released(1, 8.0)))
+    # By components it would be all four releases, which no client has paid for.
+    expected = epsilon([Released(3, 10.0)], DELTA)
+    assert vaults(tmp_path).epsilon() == pytest.approx(expected)
+    # A split that nobody has used yet: its clients may be those of the other.
+    assert vaults(tmp_path, "new").epsilon() == pytest.approx(
+        epsilon([Released(3, 10.0), Released(1, 8.0)], DELTA)
+    )
+
+
+class TestPaid:
+    @pytest.fixture
+    def two_rounds(self, tmp_path: Path) -> Vaults:
+        """Returns the vaults after two rounds of two clients, and an earlier run."""
+        clients = vaults(tmp_path)
+        clients.of(0).spend(entry(Released(1, 10.0), run="earlier"))
+        for client in (0, 1):
+            for number in (1, 2):
+                clients.of(client).spend(entry(Released(1, 10.0), round_=number))
+        return clients
+
+    uploads = ((1, 0), (1, 1), (2, 0), (2, 1))
+    least = epsilon([Released(3, 10.0)], DELTA)
+
+    def test_what_is_there(self, two_rounds: Vaults) -> None:
+        two_rounds.check_paid(self.uploads, self.least)
+        two_rounds.check_paid([], 0.0)
+
+    @pytest.mark.parametrize(
+        ("client", "line"), [(0, 1), (1, 0), (1, 1)], ids=["0 in 1", "1 in 1", "1 in 2"]
+    )
+    def test_a_line_of_the_run_that_is_missing(
+        self, two_rounds: Vaults, client: int, line: int
+    ) -> None:
+        file = two_rounds.of(client).folder / "ledger.jsonl"
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:line] + lines[line + 1 :]))
+        number = line + (1 if client else 0)
+        with pytest.raises(
+            LedgerError, match=f"client {client} in round {number}; put it back"
+        ):
+            two_rounds.check_paid(self.uploads, 0.0)
+
+    def test_a_line_of_another_run_that_is_missing(self, two_rounds: Vaults) -> None:
+        file = two_rounds.of(0).folder / "ledger.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+        two_rounds.check_paid(self.uploads, 0.0)
+        with pytest.raises(LedgerError, match=r"has lost lines: .* all that was spent before"):
+            two_rounds.check_paid(self.uploads, self.least)
+
+    def test_a_folder_that_is_missing(self, two_rounds: Vaults) -> None:
+        folder = two_rounds.of(1).folder
+        folder.rename(folder.with_name("moved"))
+        with pytest.raises(LedgerError, match="client 1 in round 1"):
+            two_rounds.check_paid(self.uploads, 0.0)
+
+
+def test_other_splits_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vaults(tmp_path, "other").of(0).spend(entry(Released(2, 8.0)))
+    clients = vaults(tmp_path)
+    clients.of(0)
+    monkeypatch.setattr("feddm.ledger.read_entries", None)
+    clients.of(1)
+    assert clients.elsewhere == [Released(2, 8.0)]
 
 
 def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
@@ -344,68 +341,9 @@ def test_a_full_disk_is_one_clear_error(
         vault.spend(ONE)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks files up in /proc")
-def test_names_are_on_the_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut must not take back a ledger whose folder was still in memory."""
-    synced: set[Path] = set()
-    fsync = os.fsync
-
-    def watched(descriptor: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    folder = tmp_path.resolve() / "split/client"
-    vault = opened(folder)
-    assert {tmp_path.resolve(), folder.parent, folder, folder / "secret.part"} <= synced
-    synced.clear()
-    vault.spend(ONE)
-    assert {folder / "ledger.jsonl", folder} <= synced
-    synced.clear()
-    vault.spend(TWO)
-    assert synced == {folder / "ledger.jsonl"}
-
-
 def test_errors_are_added(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     vault.log_error("first")
     vault.log_error("second")
     lines = (tmp_path / "errors.log").read_text().splitlines()
     assert [line for line in lines if line in ("first", "second")] == ["first", "second"]
-
-
-def test_other_units_and_fixed_secrets_protect_nothing() -> None:
-    event = Released(1, 8.0)
-    one = Entry(1, b"", (event,), "group")
-    assert one.cost("group", for_tests=False) == (event,)
-    for other in ("example", "client"):
-        assert isinstance(one.cost(other, for_tests=False)[0], Unprotected)
-    fixed = Entry(1, b"", (event,), for_tests=True)
-    assert fixed.cost("example", for_tests=True) == (event,)
-    assert isinstance(fixed.cost("example", for_tests=False)[0], Unprotected)
-    assert most_spent([[one]], "group") == [event]
-    assert math.isinf(epsilon(most_spent([[one]], "example"), DELTA))
-
-
-def test_two_runs_cannot_spend_at_once(tmp_path: Path) -> None:
-    vaults = Vaults(tmp_path / "digits", "split", "run", Policy())
-    in_use = pytest.raises(LedgerError, match="in use by another run")
-    with vaults.locked(), in_use, vaults.locked():
-        pass
-    with vaults.locked():
-        pass
-
-
-def test_a_line_of_the_ledger_can_be_read_by_people(tmp_path: Path) -> None:
-    opened(tmp_path).spend(entry(Released(2, 8.0, 0.5)))
-    line = json.loads((tmp_path / "ledger.jsonl").read_text())
-    assert line.pop("time").startswith("20")
-    assert line == {
-        "round": 1,
-        "context": "",
-        "unit": "example",
-        "for_tests": False,
-        "events": [
-            {"kind": "gaussian", "times": 2, "noise_multiplier": 8.0, "sample_rate": 0.5}
-        ],
-    }

@@ -8,13 +8,11 @@ print(result.records[-1].accuracy)
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import platform
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,17 +20,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddm.build import Setup, build, build_model, fingerprint, num_workers
+from feddm.build import Setup, build, build_model, num_workers
 from feddm.config import Config, load_toml, resolve
+from feddm.data.datasets import fingerprint
 from feddm.data.examples import Normalization
 from feddm.engines.in_process import InProcess
-from feddm.errors import RunDirectoryError
+from feddm.errors import LedgerError, RunDirectoryError
 from feddm.federation import Federation, RoundRecord, cohort_size, start
 from feddm.federation import run as run_rounds
+from feddm.promise import promised
+from feddm.protection import ledger_of, locked_ledger
 from feddm.rundir import RunDirectory
 from feddm.synthetic import SyntheticSet, from_state
 from feddm.tensors import Records
 from feddm.trained import TrainedModel
+from feddm.vault import Vaults
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ def run(
         privacy: What protects the examples: ``features`` or ``gradients``.
         epsilon: Privacy budget of the whole run.
         delta: Of that guarantee.
-        ledger: Folder of the clients' ledgers, or ``new`` for this run alone; by default all
-            runs on a data set share one.
+        ledger: Folder of the clients' ledgers, or ``new`` for one that this run alone has; by
+            default all runs on a data set share one.
         workers: Worker processes; results do not depend on it.
         device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for a GPU if there is one.
         compile: Compile the model: ``on``, ``off``, or ``auto`` if the run is long.
@@ -154,12 +156,13 @@ def run(
 def execute(config: Config, out: Path | None, observer: Observer) -> RunResult:
     """Runs a complete configuration, in a new run directory if one is named."""
     run = uuid.uuid4().hex
-    setup = build(config, run, out)
-    fresh = start(setup.algorithm, config.seed)
-    if out is None:
-        return _go(setup, fresh, {}, [], None, observer)
-    with RunDirectory.create(out, setup.config, _environment(setup, run)) as directory:
-        return _go(setup, fresh, {}, [], directory, observer)
+    with locked_ledger(config, run):
+        setup = build(config, run)
+        fresh = start(setup.algorithm, config.seed)
+        if out is None:
+            return _go(setup, fresh, {}, [], None, observer)
+        with RunDirectory.create(out, setup.config, _environment(setup, run)) as directory:
+            return _go(setup, fresh, {}, [], directory, observer)
 
 
 def resume(
@@ -187,10 +190,15 @@ def resume(
         config = resolve(config.model_dump(), options=options)
         environment = opened.environment()
         run = str(environment.get("run", ""))
-        setup = build(config, run, opened.path)
-        _compare(environment, _environment(setup, run), observer)
-        federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
-        return _go(setup, federation, memories, opened.records(), opened, observer)
+        _check_ledger(config, environment)
+        with locked_ledger(config, run):
+            setup = build(config, run)
+            _compare(environment, _environment(setup, run), observer)
+            records = opened.records()
+            if setup.vaults is not None and records:
+                _check_paid(setup.vaults, records)
+            federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
+            return _go(setup, federation, memories, opened.records(), opened, observer)
 
 
 def _go(
@@ -210,19 +218,9 @@ def _go(
     cohort = cohort_size(clients, config.participation)
     workers = num_workers(config.runtime, cohort, setup.device)
     train = setup.dataset.train
-    locked = contextlib.nullcontext() if setup.vaults is None else setup.vaults.locked()
-    with (
-        locked,
-        InProcess(
-            setup.algorithm,
-            train,
-            setup.shards,
-            workers,
-            memories,
-            setup.device,
-            setup.vaults,
-        ) as engine,
-    ):
+    with InProcess(
+        setup.algorithm, train, setup.shards, workers, memories, setup.device, setup.vaults
+    ) as engine:
         for latest, record in run_rounds(
             setup.algorithm,
             engine,
@@ -237,9 +235,8 @@ def _go(
             device=setup.device,
         ):
             federation = latest
-            if setup.vaults is not None and setup.vaults.test_seed:
-                record = replace(record, epsilon=math.inf)  # what is fixed protects nobody
-            record = _with_most(record, records)
+            if setup.vaults is not None:
+                record = promised(record, setup.vaults.epsilon(), config.privacy)
             if directory is not None:
                 directory.save_round(federation, record, engine.memories)
             records = [*records, record]
@@ -251,12 +248,6 @@ def _go(
         # The model last: whoever finds it may take the run for finished.
         directory.write("model.safetensors", result.model.to_bytes())
     return result
-
-
-def _with_most(record: RoundRecord, before: list[RoundRecord]) -> RoundRecord:
-    """Returns the record with what any client has spent, whether or not it took part."""
-    spent = [each.epsilon for each in (*before, record) if each.epsilon is not None]
-    return replace(record, epsilon=max(spent, default=None))
 
 
 def _result(
@@ -298,8 +289,12 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(setup: Setup, run: str) -> dict[str, Any]:
-    """Returns what can change the bits of a run beside its configuration, and its name."""
-    return {
+    """Returns what can change the bits of a run beside its configuration, and its name.
+
+    With privacy the fingerprint of the data is one that only the ledger's owner can compute.
+    """
+    vaults = setup.vaults
+    environment = {
         "run": run,
         "feddm": version("feddm"),
         "torch": torch.__version__,
@@ -309,8 +304,29 @@ def _environment(setup: Setup, run: str) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": setup.device.type,
         "compiled": setup.compiled,
-        "data": fingerprint(setup.dataset, setup.shards),
+        "data": vaults.split if vaults else fingerprint(setup.dataset, setup.shards),
     }
+    if vaults is not None:
+        environment |= {"ledger": str(vaults.ledger.folder), "ledger_id": vaults.ledger.id}
+    return environment
+
+
+def _check_ledger(config: Config, before: Mapping[str, Any]) -> None:
+    """Raises `LedgerError` unless the ledger is the one that the run began with."""
+    ledger = ledger_of(config, str(before.get("run", "")))
+    if ledger is None or (ledger.id is not None and ledger.id == before.get("ledger_id")):
+        return
+    what = "is missing" if ledger.id is None else "is another one"
+    raise LedgerError(
+        f"the ledger {ledger.folder} {what}; put back what the run began with, which was in "
+        f"{before.get('ledger')}, or start a new run"
+    )
+
+
+def _check_paid(vaults: Vaults, records: list[RoundRecord]) -> None:
+    """Raises `LedgerError` unless all rounds so far are on the ledger."""
+    uploads = [(record.round, part.client) for record in records for part in record.clients]
+    vaults.check_paid(uploads, least=records[-1].epsilon or 0.0)
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
@@ -322,7 +338,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
     changed = [
         f"{key} {before[key]} -> {now[key]}"
         for key in now
-        if key in before and before[key] != now[key]
+        if key != "ledger" and key in before and before[key] != now[key]
     ]
     if changed:
         observer.notice(f"since the run began: {', '.join(changed)}; bits may differ")

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
 from feddm.algorithms.base import Algorithm
+from feddm.algorithms.feature_feddm import (
+    FeatureFedDM,
+    FeatureRelease,
+    ImageSteps,
+    ServerFedDM,
+)
 from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.private_feddm import (
-    COUNT_MULTIPLIER,
-    FeatureFedDM,
-    FeatureRelease,
-    GradientFedDM,
-    GradientRelease,
-    ImageSteps,
-    ServerFedDM,
-)
+from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
 from feddm.augmentation import Augmentation
@@ -41,15 +39,22 @@ from feddm.config import (
 from feddm.data import partition
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
-from feddm.errors import BudgetError, ConfigError
+from feddm.errors import ConfigError
 from feddm.models import ConvNet, Model, ResNet18
-from feddm.privacy.accounting import Released, noise_multiplier
+from feddm.policy import own_policy
 from feddm.privacy.features import Bound
 from feddm.privacy.gradients import PrivateSGD
+from feddm.protection import (
+    build_vaults,
+    calibrated,
+    check_policy,
+    expected_examples,
+    with_absolute_ledger,
+)
 from feddm.seeding import numpy_generator
 from feddm.tensors import CPU
 from feddm.training import SGD
-from feddm.vault import Asked, Policy, Vaults, ledger_root
+from feddm.vault import Vaults
 from feddm.workload import forward_flops, passes
 
 # Operations of a run beyond which compiling pays: eager code takes some four minutes for so
@@ -82,23 +87,21 @@ class Setup:
     vaults: Vaults | None = None
 
 
-def build(config: Config, run: str = "", directory: Path | None = None) -> Setup:
+def build(config: Config, run: str = "") -> Setup:
     """Returns the objects that a configuration describes.
 
     Args:
         config: What is run.
         run: Name of the federation, unlike any other, for the clients' ledgers.
-        directory: Of the run, for ledgers that are its own.
     """
     check(config)
-    config = _with_absolute_ledger(config)
-    device = find_device(config.runtime.device)
+    config = with_absolute_ledger(config)
+    policy = own_policy(config.data.name)
+    device = build_device(config)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
-    vaults = build_vaults(config, dataset, shards, run, directory)
+    vaults = build_vaults(config, dataset, shards, run, policy)
     if vaults is not None:
-        if device.type == "mps":
-            raise ConfigError("privacy needs double precision, which mps has not; use cpu")
         config = calibrated(config, vaults)
     model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
     notices = []
@@ -110,97 +113,33 @@ def build(config: Config, run: str = "", directory: Path | None = None) -> Setup
         notices.append(f"torch.compile does not work here, so it goes without: {problem}")
     model = accelerated(model, compiled, config.runtime.precision)
     algorithm = build_algorithm(config, model, device)
+    check_policy(config, policy, algorithm.planned)
     if vaults is not None and vaults.test_seed:
         notices.append("secrets are fixed by privacy.test_secret: this run is not private")
     return Setup(config, dataset, shards, algorithm, device, compiled, tuple(notices), vaults)
 
 
-def _with_absolute_ledger(config: Config) -> Config:
-    """Returns the configuration with a ledger that is the same from every folder."""
-    ledger = config.privacy.ledger
-    if ledger in ("", "new"):
-        return config
-    privacy = config.privacy.model_copy(update={"ledger": os.path.abspath(ledger)})
-    return config.model_copy(update={"privacy": privacy})
+def build_device(config: Config) -> torch.device:
+    """Returns where models are computed: with privacy that is the CPU.
 
-
-def build_vaults(
-    config: Config,
-    dataset: Dataset,
-    shards: partition.Shards,
-    run: str,
-    directory: Path | None,
-) -> Vaults | None:
-    """Returns what clients keep about their privacy, in the folder of the data set."""
-    privacy = config.privacy
-    if privacy.mechanism == "none":
-        return None
-    if privacy.unit == "group":
-        if dataset.train.group is None:
+    A GPU adds up in an order that may change from one time to the next, and then the bits of
+    one example are no longer its own.
+    """
+    wanted = config.runtime.device
+    if config.privacy.mechanism != "none":
+        if wanted not in ("auto", "cpu"):
             raise ConfigError(
-                f"privacy.unit cannot be group: {dataset.info.name} does not say whom an "
-                "example is about"
+                f"runtime.device must be cpu with privacy, got {wanted}: elsewhere sums are "
+                "not the same every time"
             )
-        _check_whole_groups(dataset.train.group, shards)
-    folder = Path(privacy.ledger) if privacy.ledger else ledger_root()
-    if privacy.ledger == "new":
-        if directory is None:
-            raise ConfigError("a ledger of its own needs a run directory; name one with out")
-        folder = directory.absolute() / "ledger"
-    return Vaults(
-        folder / dataset.info.name,
-        split=fingerprint(dataset, shards),
-        run=run,
-        policy=Policy(privacy.epsilon or math.inf, privacy.delta),
-        test_seed=privacy.test_secret,
-        asked=Asked(config.algorithm, privacy.mechanism, privacy.unit),
-    )
-
-
-def _check_whole_groups(group: torch.Tensor, shards: partition.Shards) -> None:
-    """Raises `ConfigError` if a group is spread over clients, each of which releases it."""
-    seen: set[int] = set()
-    for shard in shards:
-        here = set(group[torch.from_numpy(shard)].tolist())
-        if here & seen:
-            raise ConfigError(
-                "privacy.unit cannot be group: this split gives examples of one group to "
-                "several clients, and their costs would add up"
-            )
-        seen |= here
-
-
-def calibrated(config: Config, vaults: Vaults) -> Config:
-    """Returns the configuration with the noise that its budget asks for."""
-    privacy = config.privacy
-    if privacy.noise_multiplier or privacy.mechanism == "paper":
-        return config
-    features = privacy.mechanism == "features"
-    spent = vaults.spent()
-    if config.algorithm == "feddm" and not features:
-        spent = [*spent, Released(config.rounds, COUNT_MULTIPLIER)]
-    try:
-        multiplier = noise_multiplier(
-            privacy.epsilon,
-            privacy.delta,
-            times=config.rounds * int(config.synthesis.networks if features else privacy.steps),
-            sample_rate=1.0 if features else privacy.sample_rate,
-            spent=spent,
-        )
-    except BudgetError as error:
-        raise BudgetError(
-            f"{error} (the ledger is {vaults.folder}); for experiments on public data, "
-            "--ledger new begins another"
-        ) from error
-    return config.model_copy(
-        update={"privacy": privacy.model_copy(update={"noise_multiplier": multiplier})}
-    )
+        wanted = "cpu"
+    return find_device(wanted)
 
 
 def check(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
     info = describe(config.data.name)
-    check_precision(config.runtime.precision, find_device(config.runtime.device))
+    check_precision(config.runtime.precision, build_device(config))
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
 
@@ -223,7 +162,13 @@ def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> Non
 def _compiling_pays(
     config: Config, dataset: Dataset, shards: partition.Shards, model: Model
 ) -> bool:
-    table = partition.class_table(dataset.train.y.numpy(), shards, len(dataset.info.classes))
+    num_classes = len(dataset.info.classes)
+    if config.privacy.mechanism == "none":
+        table = partition.class_table(dataset.train.y.numpy(), shards, num_classes)
+    else:
+        # Whether it is compiled can be seen in the results, so it must not depend on examples.
+        of_a_class = expected_examples(config) / num_classes
+        table = np.full((config.partition.clients, num_classes), of_a_class)
     work = passes(config, table)
     # Not divided by the workers, whose number must not change a bit of the results.
     flops = forward_flops(model) * (work.clients.weight + work.server.weight)
@@ -395,11 +340,6 @@ def num_features(model: Model) -> int:
     return outputs.embedding.shape[1]
 
 
-def expected_examples(config: Config) -> float:
-    """Returns the examples that a client is taken to have: a public figure, not its own."""
-    return describe(config.data.name).num_train / config.partition.clients
-
-
 def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synthesis:
     """Returns how a client of FedDM learns its images."""
     return Synthesis(
@@ -427,15 +367,3 @@ def num_workers(config: RuntimeConfig, cohort: int, device: torch.device = CPU) 
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(cores, cohort)
-
-
-def fingerprint(dataset: Dataset, shards: partition.Shards) -> str:
-    """Returns a digest of the data and of their split, to know them again."""
-    digest = hashlib.blake2b(digest_size=16)
-    for examples in (dataset.train, dataset.test):
-        digest.update(examples.x.numpy().data)
-        digest.update(examples.y.numpy().data)
-    for shard in shards:
-        digest.update(len(shard).to_bytes(8, "little"))
-        digest.update(shard.data)
-    return digest.hexdigest()

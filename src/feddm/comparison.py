@@ -14,6 +14,7 @@ from typing import Any
 
 from feddm.federation import RoundRecord
 from feddm.figures import Point
+from feddm.promise import epsilon_cell, guarantee, label
 from feddm.results import finite
 
 Curve = Sequence[RoundRecord]  # of one seed; empty if the run failed
@@ -95,9 +96,14 @@ class Row:
         reached: When given accuracies were reached.
         bytes_up: Bytes a round that all clients sent.
         bytes_down: Bytes a round that all clients received.
-        client_seconds: Computing seconds a round of all clients together.
+        client_seconds: Computing seconds a round of all clients together; nan with privacy.
         server_seconds: Computing seconds a round of the server.
         difference: Final accuracy less that of the row that all are compared with.
+        epsilon: The most that any client has spent after the last round, of any seed; infinite
+            if nothing is guaranteed, and ``None`` without privacy.
+        delta: Of that guarantee.
+        unit: What it protects.
+        privacy: The mechanism that gives it, or in words that there is none.
     """
 
     name: str
@@ -111,6 +117,10 @@ class Row:
     client_seconds: float
     server_seconds: float
     difference: Difference | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    privacy: str | None = None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -147,9 +157,19 @@ def summarize(
                 difference=None
                 if against is None or against == name
                 else _difference(against, seeds, runs[against]),
+                **_promise([records[-1] for records in done]),
             )
         )
     return rows
+
+
+def _promise(records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Returns what holds for all of these, so what the least private one says."""
+    private = [record for record in records if record.epsilon is not None]
+    if not private:
+        return {}
+    worst = max(private, key=lambda record: record.epsilon or 0.0)
+    return {key: getattr(worst, key) for key in ("epsilon", "delta", "unit", "privacy")}
 
 
 def _difference(name: str, ours: Sequence[Curve], theirs: Sequence[Curve]) -> Difference:
@@ -174,10 +194,38 @@ def reached(seeds: Sequence[Curve], target: float) -> Reached:
     return Reached(target, len(firsts), rounds, up, down)
 
 
-def points(records: Curve) -> list[Point]:
+def curves(runs: Mapping[str, Sequence[Curve]]) -> dict[str, list[list[Point]]]:
+    """Returns what `draw_curves` takes: of what ended, by its name and what is promised."""
+    return {
+        label(row.name, row.epsilon, row.privacy): [
+            _points(records) for records in seeds if records
+        ]
+        for row, seeds in zip(summarize(runs, ()), runs.values(), strict=True)
+        if row.seeds
+    }
+
+
+def _points(records: Curve) -> list[Point]:
     """Returns where a run was after each round."""
     sent = itertools.accumulate(record.bytes_up for record in records)
     return [Point(b / 1e6, record.accuracy) for b, record in zip(sent, records, strict=True)]
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Returns what the epsilons beside names are about, in a line; nothing without any."""
+    about = guarantees(rows)
+    return f"epsilon: spent after the last round, {about}" if about else ""
+
+
+def guarantees(rows: Sequence[Row]) -> str:
+    """Returns at which delta and for what the epsilons are; nothing without any."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        if row.delta is not None and row.unit is not None:
+            about.setdefault(guarantee(row.delta, row.unit), []).append(row.name)
+    if len(about) > 1:
+        about = {f"{text} ({', '.join(names)})": names for text, names in about.items()}
+    return "; ".join(about)
 
 
 def legend(rows: Sequence[Row]) -> str:
@@ -193,9 +241,13 @@ def legend(rows: Sequence[Row]) -> str:
         if any(row.reached for row in rows)
         else ""
     )
+    about = guarantees(rows)
+    epsilons = f"`epsilon`: spent after the last round, {about}. " if about else ""
+    silent = "; private clients do not tell their seconds" if is_private(rows) else ""
     return (
-        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{targets}"
-        "MB up and down and computing seconds of all clients are for one round."
+        f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{epsilons}"
+        f"{targets}MB up and down and computing seconds of all clients are for one round"
+        f"{silent}."
     )
 
 
@@ -210,7 +262,10 @@ def from_json(text: str) -> list[Row]:
     def numbers(fields: dict[str, Any]) -> dict[str, Any]:
         # Of what has no mean, JSON has null; what is None in a row stays so.
         means = ("mean", "bytes_up", "bytes_down", "client_seconds", "server_seconds")
-        return {k: math.nan if v is None and k in means else v for k, v in fields.items()}
+        fields = {k: math.nan if v is None and k in means else v for k, v in fields.items()}
+        if fields.get("privacy") is not None and fields["epsilon"] is None:
+            fields["epsilon"] = math.inf
+        return fields
 
     return [
         Row(
@@ -235,6 +290,7 @@ def header(rows: Sequence[Row]) -> list[str]:
         "",
         "final %",
         *(f"less {name}" for name in _others(rows)),
+        *(["epsilon"] if is_private(rows) else []),
         "best %",
         *(f"to {100 * target.accuracy:g} %" for target in targets),
         "MB up",
@@ -250,6 +306,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
             name_text(row),
             accuracy_text(row.final),
             *(difference_text(row.difference) for _ in _others(rows)),
+            *([epsilon_cell(row.epsilon, row.privacy)] if is_private(rows) else []),
             accuracy_text(row.best),
             *(reached_text(target, row.seeds) for target in row.reached),
             number_text(row.bytes_up / 1e6),
@@ -263,6 +320,11 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 def _others(rows: Sequence[Row]) -> set[str]:
     """Returns the name that rows are compared with, if there is one."""
     return {row.difference.name for row in rows if row.difference is not None}
+
+
+def is_private(rows: Sequence[Row]) -> bool:
+    """Whether there is anything to say about privacy."""
+    return any(row.privacy is not None for row in rows)
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
@@ -288,6 +350,10 @@ def to_csv(rows: Sequence[Row]) -> str:
             "best_accuracy_std": row.best.std,
             "difference": row.difference and row.difference.mean,
             "difference_error": row.difference and row.difference.error,
+            "epsilon": row.epsilon,
+            "delta": row.delta,
+            "unit": row.unit,
+            "privacy": row.privacy,
         }
         for target in row.reached:
             name = f"to_{target.accuracy:g}"
@@ -300,7 +366,7 @@ def to_csv(rows: Sequence[Row]) -> str:
         if writer is None:
             writer = csv.DictWriter(file, fields, lineterminator="\n")
             writer.writeheader()
-        writer.writerow(fields)
+        writer.writerow(finite(fields))
     return file.getvalue()
 
 

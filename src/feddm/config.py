@@ -7,7 +7,6 @@ presets become.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -25,10 +24,11 @@ from pydantic import (
     PositiveInt,
     ValidationError,
 )
-from pydantic_core import ErrorDetails
 
+from feddm import privacy_rules
 from feddm.errors import ConfigError
-from feddm.presets import PRESETS, merged, preset_values, private_values
+from feddm.mistakes import sentence
+from feddm.presets import PRESETS, merged, preset_values
 
 # Options that people change often, and the keys that they set.
 OPTIONS = {
@@ -223,6 +223,11 @@ class PrivacyConfig(Section):
         "", description="Fixed secrets, for tests: the run is then not private."
     )
 
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the mechanism gives a guarantee."""
+        return self.mechanism in ("features", "gradients")
+
 
 class RuntimeConfig(Section):
     """Where and how the work is done; all but the workers change bits of results."""
@@ -298,80 +303,25 @@ def resolve(
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     dataset = _name_in(given.get("data"), "digits")
-    under = preset_values(
-        name, str(given.get("algorithm", "feddm")), dataset, _name_in(given.get("model"), "")
-    )
+    algorithm = str(given.get("algorithm", "feddm"))
+    mechanism = privacy_rules.mechanism_of(given)
+    plain = preset_values(name, algorithm, dataset, _name_in(given.get("model"), ""))
+    under = merged(plain, privacy_rules.private_values(mechanism))
     under["data"] = {"name": dataset}
-    mechanism = _mechanism(given)
-    under = merged(under, private_values(mechanism))
     # A preset that is asked for beside a file lies over it; one inside the file lies under it.
     values = merged(merged(file or {}, under) if preset else merged(under, file or {}), over)
+    values = privacy_rules.settled(values, plain, algorithm, mechanism)
     try:
         config = Config.model_validate(values | {"preset": name})
     except ValidationError as error:
-        raise ConfigError(_sentence(error.errors()[0], values)) from None
-    _check_privacy(config)
+        raise ConfigError(sentence(error.errors()[0], values, Config)) from None
+    privacy_rules.check(config.model_dump())
     if config.algorithm == "scaffold" and config.local.momentum:
         raise ConfigError(
             f"local.momentum must be 0 for scaffold, got {config.local.momentum}: "
             "momentum would count a correction many times"
         )
     return config
-
-
-def _mechanism(given: Mapping[str, Any]) -> str:
-    """Returns what protects the examples: named, or the usual one if a budget is given."""
-    privacy = given.get("privacy")
-    if not isinstance(privacy, Mapping):
-        return "none"
-    if "mechanism" in privacy or not privacy.get("epsilon"):
-        return str(privacy.get("mechanism", "none"))
-    return "features" if given.get("algorithm", "feddm") == "feddm" else "gradients"
-
-
-def _check_privacy(config: Config) -> None:
-    """Raises `ConfigError` where settings and a guarantee exclude each other."""
-    privacy, synthesis = config.privacy, config.synthesis
-    if privacy.mechanism == "none":
-        if privacy.epsilon or privacy.noise_multiplier:
-            raise ConfigError("a budget or noise needs a mechanism; name one with --privacy")
-        return
-    if config.algorithm == "real":
-        raise ConfigError("real sends real images, which nothing makes private")
-    if privacy.mechanism in ("features", "paper") and config.algorithm != "feddm":
-        raise ConfigError(
-            f"--privacy {privacy.mechanism} is for feddm; {config.algorithm} takes gradients"
-        )
-    if not privacy.epsilon and not privacy.noise_multiplier:
-        raise ConfigError(
-            "privacy needs a budget or the noise: --epsilon, or --set privacy.noise_multiplier"
-        )
-    if privacy.mechanism == "paper":
-        if privacy.epsilon:
-            raise ConfigError(
-                "--privacy paper gives no guarantee, so it has no epsilon; its noise is "
-                "--set privacy.noise_multiplier"
-            )
-        return
-    if synthesis.start != "noise" and config.algorithm == "feddm":
-        raise ConfigError(
-            f"synthesis.start must be noise with --privacy {privacy.mechanism}: what begins "
-            "with images of a client shows them"
-        )
-    if synthesis.networks == "fresh" and privacy.mechanism == "features":
-        raise ConfigError("synthesis.networks must be a number: every network is a release")
-    if synthesis.second_moment:
-        raise ConfigError("synthesis.second_moment is not among what is released")
-    if synthesis.schedule != "constant" or synthesis.rounding != "final":
-        raise ConfigError(
-            "synthesis.schedule and .rounding must be constant and final with privacy"
-        )
-    if synthesis.augment and config.algorithm == "feddm" and privacy.mechanism == "gradients":
-        raise ConfigError("synthesis.augment must be off with --privacy gradients")
-    if config.local.augment and config.algorithm != "feddm":
-        raise ConfigError(
-            "local.augment must be off: the change of one image would depend on the others"
-        )
 
 
 def _name_in(section: Any, default: str) -> str:
@@ -457,93 +407,3 @@ def toml_value(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _sentence(error: ErrorDetails, values: Mapping[str, Any]) -> str:
-    """Returns one line that names the key, the value and what is allowed."""
-    path = [str(part) for part in error["loc"]]
-    # For a field of two types pydantic names the type behind the key; a user knows only the
-    # key.
-    while len(path) > 1 and _section_of(path[:-1]) is None:
-        path.pop()
-    key = ".".join(path)
-    if error["type"] == "extra_forbidden":
-        known = sorted(_fields(path[:-1]))
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"unknown key {key}{hint}; known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{key} is missing"
-    if key == "model.norm" and error["input"] == "batch":
-        return (
-            "model.norm cannot be batch: batch statistics mix examples, differ between "
-            "clients and void class means and privacy; use instance or group"
-        )
-    return f"{key} must be {_allowed(path)}, got {_value_at(values, path)!r}"
-
-
-def _section_of(path: list[str]) -> type[BaseModel] | None:
-    section: type[BaseModel] = Config
-    for part in path:
-        field = section.model_fields.get(part)
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return None
-        section = kind
-    return section
-
-
-def _fields(path: list[str]) -> Iterable[str]:
-    section = _section_of(path)
-    return section.model_fields if section else ()
-
-
-def _allowed(path: list[str]) -> str:
-    """Returns in words what a key may be.
-
-    >>> _allowed(["rounds"])
-    'a whole number of at least 1'
-    >>> _allowed(["synthesis", "networks"])
-    'a whole number of at least 1 or fresh'
-    >>> _allowed(["participation"])
-    'a number above 0 and at most 1'
-    """
-    if _section_of(path) is not None:
-        return "a section"
-    section = _section_of(path[:-1])
-    assert section is not None
-    rule = section.model_json_schema()["properties"][path[-1]]
-    return " or ".join(_words(option) for option in rule.get("anyOf", [rule]))
-
-
-def _words(rule: Mapping[str, Any]) -> str:
-    if "const" in rule:
-        return str(rule["const"])
-    if "enum" in rule:
-        return "one of " + ", ".join(rule["enum"])
-    kind = {
-        "boolean": "true or false",
-        "integer": "a whole number",
-        "number": "a number",
-        "string": "a text",
-    }[rule["type"]]
-    if "exclusiveMinimum" in rule:
-        positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
-        low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"
-    elif "minimum" in rule:
-        low = f"of at least {rule['minimum']:g}"
-    else:
-        low = ""
-    if "exclusiveMaximum" in rule:
-        high = f"below {rule['exclusiveMaximum']:g}"
-    elif "maximum" in rule:
-        high = f"at most {rule['maximum']:g}"
-    else:
-        high = ""
-    return " ".join(filter(None, [kind, " and ".join(filter(None, [low, high]))]))
-
-
-def _value_at(values: Any, path: list[str]) -> Any:
-    for part in path:
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values

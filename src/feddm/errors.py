@@ -2,6 +2,7 @@
 
 * FedDMError               what a user can mend; the command line prints it in one line
   - ConfigError            a value in the configuration cannot be used
+    + UnfitAlgorithmError  the algorithm has nothing of the privacy that is asked for
   - DataError              a data set is missing, damaged or not what it should be
   - PartitionError         the data cannot be split as asked
   - ModelError             the model cannot be built for these images
@@ -11,7 +12,7 @@
   - LedgerError            what a client keeps about its privacy cannot be used
   - RunDirectoryError      a run directory cannot be made, read or continued
   - MissingExtraError      a part of feddm that is not installed
-  - BudgetError            more would be released than the privacy budget allows
+  - BudgetError            more would be released than a budget or a client's policy allows
 """
 
 
@@ -21,6 +22,10 @@ class FedDMError(Exception):
 
 class ConfigError(FedDMError):
     """A value in the configuration cannot be used."""
+
+
+class UnfitAlgorithmError(ConfigError):
+    """The algorithm cannot be protected in the way that is asked for."""
 
 
 class DataError(FedDMError):
@@ -60,4 +65,4 @@ class MissingExtraError(FedDMError):
 
 
 class BudgetError(FedDMError):
-    """More would be released than the privacy budget allows."""
+    """More would be released than a budget or a client's policy allows."""

@@ -50,10 +50,14 @@ class RoundRecord:
         floats_down: Floating-point numbers that all clients received.
         bytes_up: Bytes that all clients sent, labels and all, before any framing.
         bytes_down: Bytes that all clients received.
-        client_seconds: Computing time of all clients together.
+        client_seconds: Computing time of all clients together; nan if they do not tell.
         server_seconds: Computing time of the server, without evaluation.
         clients: Each client's part.
-        epsilon: The most that any client has spent so far; ``None`` without privacy.
+        epsilon: The most that any client has spent so far, in this run or before; infinite if
+            nothing is guaranteed, and ``None`` without privacy.
+        delta: Of that guarantee.
+        unit: What it protects.
+        privacy: The mechanism that gives it, or in words that there is none.
     """
 
     round: int
@@ -67,6 +71,9 @@ class RoundRecord:
     server_seconds: float
     clients: tuple[ClientRecord, ...]
     epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    privacy: str | None = None
 
 
 def start(algorithm: Algorithm, seed: int) -> Federation:
@@ -135,10 +142,6 @@ def run(
                 client_seconds=sum(record.seconds for record in records),
                 server_seconds=server_seconds,
                 clients=tuple(records),
-                epsilon=max(
-                    (r.metrics["epsilon"] for r in records if "epsilon" in r.metrics),
-                    default=None,
-                ),
             ),
         )
 

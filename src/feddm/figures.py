@@ -52,7 +52,9 @@ def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: P
     return _save(figure, path)
 
 
-def draw_curves(runs: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> Path:
+def draw_curves(
+    runs: Mapping[str, Sequence[Sequence[Point]]], path: Path, caption: str = ""
+) -> Path:
     """Draws accuracy by round and by what clients sent until then, and returns the file.
 
     A line is the mean over seeds, with a band from the lowest to the highest.
@@ -60,8 +62,11 @@ def draw_curves(runs: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> Pa
     Args:
         runs: For each name and seed, a point for each round.
         path: File to write; its ending chooses the format, and without one it is a PNG.
+        caption: A line below.
     """
     figure = _figure(9, 3.6)
+    if caption:
+        figure.supxlabel(caption, fontsize="small")
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     for (name, seeds), color in zip(runs.items(), _colors(len(runs)), strict=True):
         rounds = range(1, 1 + min(map(len, seeds)))

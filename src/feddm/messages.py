@@ -1,11 +1,13 @@
 """Message sizes without training: what each algorithm would send, in numbers and bytes.
 
 The paper's table counts what all clients upload in one round. Baselines send weights, so their
-figure is exact; that of FedDM depends on how many (client, class) pairs the split makes.
+figure is exact, with privacy too; that of FedDM depends on how many (client, class) pairs the
+split makes and, if clients go by noisy sizes of their classes, on the noise.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,9 +34,10 @@ class MessageSize:
         what: Who sends it.
         floats: Numbers that are no labels, on average over splits; floats, as the paper counts
             them, unless they travel in a shorter form.
-        num_bytes: Bytes with labels, on average; packing would make them fewer.
-        std: Standard deviation over splits; 0 if it does not depend on the split.
+        num_bytes: Bytes with labels, on average.
+        std: Standard deviation over splits and noise; 0 if it depends on neither.
         paper: What the paper says, if it says something about this.
+        before_packing: Whether less is sent, because images are packed on the way.
     """
 
     what: str
@@ -42,6 +45,7 @@ class MessageSize:
     num_bytes: float
     std: float = 0.0
     paper: int | None = None
+    before_packing: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ class ImageSize:
     num_bytes: int
     holds: int = 1
 
-    def number(self, sizes: npt.NDArray[np.int64], most: int) -> int:
+    def numbers(self, sizes: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
         """Returns how many there are for classes of such sizes, at most so many of each."""
         if not self.holds:
-            return most * len(sizes)
-        return int(np.minimum(sizes // self.holds, most).sum())
+            return np.full_like(sizes, most)
+        return np.minimum(sizes // self.holds, most)
 
 
 def synthetic_size(
@@ -75,8 +79,10 @@ def synthetic_size(
     images_per_class: int,
     min_class_size: int,
     image: ImageSize,
+    class_noise: float = 0.0,
     client_bytes: int = 0,
     paper: int | None = None,
+    packed: bool = False,
 ) -> MessageSize:
     """Returns what the clients of FedDM or REAL upload.
 
@@ -89,25 +95,58 @@ def synthetic_size(
         images_per_class: Images that a client sends of a class, or as many as it has.
         min_class_size: A class with fewer real images is left out.
         image: What one of them takes.
+        class_noise: Deviation of the noise on the size of a class, by which clients go.
         client_bytes: What a client sends once, whatever the number of its images.
         paper: What the paper says.
+        packed: Whether images are packed on the way.
     """
-    images, pairs, clients = [], [], 0
+    images, variances, pairs, clients = [], [], [], 0
     for seed in seeds:
         table = class_table(labels, split(seed), num_classes)
-        kept = table[table >= min_class_size]
-        images.append(image.number(kept, images_per_class))
-        pairs.append(len(kept))
+        sent = chances(table, min_class_size, class_noise)
+        numbers = image.numbers(table, images_per_class)
+        images.append(float((sent * numbers).sum()))
+        variances.append(float((sent * (1 - sent) * numbers**2).sum()))
+        pairs.append(float(sent.sum()))
         clients = len(table)
     mean = statistics.fmean(images)
-    spread = statistics.stdev(images) if len(images) > 1 else 0.0
+    between = statistics.variance(images) if len(images) > 1 else 0.0
     return MessageSize(
         f"{what}, {statistics.fmean(pairs):.1f} pairs",
         floats=mean * image.floats,
         num_bytes=mean * image.num_bytes + clients * client_bytes,
-        std=spread * image.floats,
+        std=math.sqrt(between + statistics.fmean(variances)) * image.floats,
         paper=paper,
+        before_packing=packed,
     )
+
+
+def chances(sizes: npt.NDArray[np.int64], least: int, noise: float) -> npt.NDArray[np.float64]:
+    """Returns how likely it is that a size and Gaussian noise are at least so much.
+
+    >>> chances(np.array([[9, 10]]), 10, 0.0)
+    array([[0., 1.]])
+    >>> chances(np.array([[0, 10]]), 10, 10.0).round(4)  # one deviation too few, and none
+    array([[0.1587, 0.5   ]])
+    """
+    if not noise:
+        return (sizes >= least).astype(np.float64)
+    normal = statistics.NormalDist()
+    return np.array([[normal.cdf((size - least) / noise) for size in row] for row in sizes])
+
+
+def sums_size(clients: int, networks: int, num_classes: int, features: int) -> MessageSize:
+    """Returns what clients upload from which the server learns images: sums, and no more.
+
+    Args:
+        clients: Number of clients.
+        networks: Networks that look at the examples.
+        num_classes: Number of classes, each with a sum of its own.
+        features: Numbers of an embedding.
+    """
+    # Of each class the embedding, the logits and a count.
+    floats = clients * networks * num_classes * (features + num_classes + 1)
+    return MessageSize("FedDM (noisy sums)", floats, 4 * floats)
 
 
 def model_sizes(num_params: int, clients: int, paper: int | None = None) -> list[MessageSize]:

@@ -165,26 +165,6 @@ def preset_values(preset: str, algorithm: str, dataset: str, model: str = "") ->
     return merged(values, _BY_MODEL.get(model, {}))
 
 
-# What a guarantee asks for: images that begin as noise, from few networks, each of which costs.
-_PRIVATE: dict[str, Values] = {
-    "features": {
-        "privacy": {"mechanism": "features"},
-        "synthesis": {"start": "noise", "networks": 2, "steps": 200, "lr": 10.0},
-    },
-    # The paper's bound, and the least of its three noise levels.
-    "paper": {"privacy": {"mechanism": "paper", "clip": 5.0, "noise_multiplier": 1.0}},
-    "gradients": {
-        "privacy": {"mechanism": "gradients"},
-        "synthesis": {"start": "noise", "lr": 1.0},
-    },
-}
-
-
-def private_values(mechanism: str) -> Values:
-    """Returns the values that a mechanism of privacy puts over those of a preset."""
-    return _PRIVATE.get(mechanism, {})
-
-
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     """Returns both, where `over` wins; tables are merged key by key.
 

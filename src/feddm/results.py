@@ -13,11 +13,11 @@ from feddm.federation import ClientRecord, RoundRecord
 def to_line(record: RoundRecord) -> str:
     """Returns the record as one line of JSON; a number that is not finite becomes null.
 
-    Without privacy there is no epsilon; one that is null is not finite, and so no guarantee.
+    What there is none of, such as an epsilon without privacy, is left out. An epsilon that is
+    null is not finite, and so no guarantee.
     """
-    fields = finite(dataclasses.asdict(record))
-    if record.epsilon is None:
-        del fields["epsilon"]
+    fields = dataclasses.asdict(record)
+    fields = finite({key: value for key, value in fields.items() if value is not None})
     return json.dumps(fields, allow_nan=False)
 
 

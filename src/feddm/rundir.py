@@ -1,7 +1,7 @@
 """A run directory: all that a run leaves behind, and all that it needs to go on.
 
     config.toml               the complete configuration
-    environment.json          versions, processor and a fingerprint of the data
+    environment.json          versions, processor, a fingerprint of the data, and which ledger
     results.jsonl             one line for each round
     checkpoints/round_00000012/
         state.safetensors     what the server knows after the round
@@ -10,17 +10,17 @@
     synthetic.safetensors     the synthetic sets of the last round
 
 Files and checkpoints are written beside their final names and then renamed, so that whatever
-has its final name is whole. Nothing in here is a pickle.
+has its final name is whole. Nothing in here is a pickle, and no client's secret is here: people
+share run directories.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,7 @@ import filelock
 from safetensors import SafetensorError
 from torch import Tensor
 
+from feddm import durable
 from feddm.config import Config, load_toml, resolve
 from feddm.errors import RunDirectoryError
 from feddm.federation import Federation, RoundRecord
@@ -97,11 +98,8 @@ class RunDirectory:
     def records(self) -> list[RoundRecord]:
         """Returns the rounds written down; a last line that was cut off is left out."""
         file = self.path / "results.jsonl"
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
         try:
-            return [from_line(line.decode()) for line in lines]
+            return [from_line(line) for line in durable.whole_lines(file)]
         except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from error
 
@@ -110,10 +108,7 @@ class RunDirectory:
     ) -> None:
         """Writes the line of a round, then the checkpoint that makes it final."""
         with _explained(self.path):
-            with (self.path / "results.jsonl").open("a", encoding="utf-8") as file:
-                file.write(to_line(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            durable.append(self.path / "results.jsonl", to_line(record))
             folder = self.path / "checkpoints"
             folder.mkdir(exist_ok=True)
             final = folder / f"round_{federation.round:08d}"
@@ -121,13 +116,13 @@ class RunDirectory:
             if part.exists():
                 shutil.rmtree(part)
             part.mkdir()
-            _write(part / "state.safetensors", to_bytes(federation.state))
+            durable.write(part / "state.safetensors", to_bytes(federation.state))
             remembered = {
                 f"{client}:{name}": tensors
                 for client, memory in memories.items()
                 for name, tensors in memory.items()
             }
-            _write(part / "memories.safetensors", to_bytes(remembered))
+            durable.write(part / "memories.safetensors", to_bytes(remembered))
             part.rename(final)
             for older in folder.iterdir():
                 if older.is_dir() and older != final:
@@ -153,9 +148,7 @@ class RunDirectory:
     def write(self, name: str, data: bytes) -> None:
         """Writes a whole file under its name, or nothing."""
         with _explained(self.path):
-            part = self.path / f"{name}.part"
-            _write(part, data)
-            part.replace(self.path / name)
+            durable.write_whole(self.path / name, data)
 
 
 def next_free(parent: Path, name: str) -> Path:
@@ -181,13 +174,6 @@ def _check_empty(path: Path) -> None:
     raise RunDirectoryError(f"{path} exists and is not empty; choose another with --out{hint}")
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _read(path: Path) -> dict[str, dict[str, Tensor]]:
     try:
         return from_bytes(path.read_bytes())
@@ -195,13 +181,6 @@ def _read(path: Path) -> dict[str, dict[str, Tensor]]:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
 
 
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turns what the file system says into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot use {error.filename or path}: {error.strerror}; "
-            "what was finished before is intact"
-        ) from error
+    return durable.explained(RunDirectoryError, path, "; what was finished before is intact")

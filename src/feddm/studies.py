@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,9 @@ def _what(config: Config) -> dict[str, Any]:
     if config.privacy.epsilon:
         # A run writes down the noise that its budget asked for.
         values["privacy"].pop("noise_multiplier")
+    if config.privacy.ledger not in ("", "new"):
+        # And a ledger that is the same from every folder.
+        values["privacy"]["ledger"] = os.path.abspath(config.privacy.ledger)
     return values
 
 

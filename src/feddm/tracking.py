@@ -46,13 +46,8 @@ def tracker(name: str, directory: Path) -> Observer:
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """Returns what is logged of a round: every finite number that the results have, too.
-
-    Private clients do not tell their time, and zero seconds would be a lie.
-    """
+    """Returns what is logged of a round: every finite number that the results have, too."""
     named = {name: getattr(record, name) for name in NUMBERS}
-    if record.epsilon is not None:
-        del named["client_seconds"]
     return {k: float(v) for k, v in named.items() if v is not None and math.isfinite(v)}
 
 

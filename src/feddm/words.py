@@ -1,14 +1,6 @@
-"""Numbers and terms as people read them, the same on every screen and page."""
+"""Numbers as people read them, the same on every screen and page."""
 
 from __future__ import annotations
-
-import math
-
-UNITS = {
-    "example": "one example of one client",
-    "group": "all examples of one group",
-    "client": "all examples of one client",
-}
 
 
 def percent(share: float) -> str:
@@ -47,14 +39,3 @@ def time_text(seconds: float) -> str:
     if seconds < 99.95 * 60:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def epsilon_text(epsilon: float, delta: float) -> str:
-    """Returns what was spent.
-
-    >>> epsilon_text(3.99951, 1e-5), epsilon_text(math.inf, 1e-5)
-    ('epsilon 3.9995 at delta 1e-05', 'no guarantee')
-    """
-    if not math.isfinite(epsilon):
-        return "no guarantee"
-    return f"epsilon {epsilon:.4f} at delta {delta:g}"

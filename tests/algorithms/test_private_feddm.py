@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload
-from feddm.algorithms.private_feddm import FeatureRelease, GradientRelease, Network
+from feddm.algorithms.feature_feddm import FeatureRelease, Network
+from feddm.algorithms.gradient_feddm import GradientRelease
 from feddm.data.examples import Examples
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.matching import ClassMeans, Target, class_means, synthesize

@@ -355,11 +355,11 @@ class TestRun:
     def test_two_that_begin_at_once_do_not_get_in_each_others_way(
         self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def build_after_another_run(config: Config, run: str, out: Path) -> Setup:
+        def build_after_another_run(config: Config, run: str) -> Setup:
             monkeypatch.setattr(feddm.api, "build", build)
             words = ["run", *arguments(rounds=1), "--quiet"]
             feddm.cli.app(words, standalone_mode=False)
-            return build(config, run, out)
+            return build(config, run)
 
         monkeypatch.setattr(feddm.api, "build", build_after_another_run)
         assert feddm_("run", *arguments(rounds=1), "--quiet").text == ""

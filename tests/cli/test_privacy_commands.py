@@ -3,12 +3,16 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from feddm.cli import app
 from feddm.errors import ConfigError, FedDMError, LedgerError
+from feddm.ledger import Entry, add_entry
+from feddm.privacy.accounting import Released, Unprotected
+from feddm.privacy.accounting import epsilon as cost
 
 SMALL = [
     *("--clients", "2", "--rounds", "2", "--workers", "1", "--quiet"),
@@ -38,6 +42,16 @@ def test_sampling_costs_less() -> None:
     whole = json.loads(run("privacy", "epsilon", *options))["epsilon"]
     some = json.loads(run("privacy", "epsilon", "--sample-rate", "0.1", *options))["epsilon"]
     assert some < whole / 3
+
+
+def test_counts_cost_too() -> None:
+    # Two rounds of counts under ten deviations, beside two of four steps under two.
+    counted = Released(2, 10.0)
+    options = ("--rounds", "2", "--releases", "4", "--counts", "--json")
+    spent = json.loads(run("privacy", "epsilon", "--noise", "2", *options))["epsilon"]
+    assert spent == pytest.approx(cost([counted, Released(8, 2.0)], 1e-5))
+    noise = json.loads(run("privacy", "noise", "--epsilon", "4", *options))["noise_multiplier"]
+    assert cost([counted, Released(8, noise)], 1e-5) == pytest.approx(4.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +89,8 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestAfterARun:
     def test_the_ledger_adds_runs_up(self, ledgers: Path) -> None:
         (row,) = json.loads(run("privacy", "ledger", str(ledgers), "--json"))
-        assert (row["dataset"], row["clients"]) == ("digits", 2)
+        assert (row["dataset"], row["clients"], row["unit"]) == ("digits", 2, "example")
+        assert row["unprotected"] == []
         # Two runs of two rounds of two networks.
         options = ("--noise", "8", "--rounds", "4", "--releases", "2", "--json")
         expected = json.loads(run("privacy", "epsilon", *options))["epsilon"]
@@ -89,9 +104,89 @@ class TestAfterARun:
         assert len(rows) == 2 * 2 * 2
         assert {row["round"] for row in rows} == {1, 2}
         assert all(len(row["sha256"]) == 64 and row["bytes"] >= 0 for row in rows)
-        assert run("privacy", "uploads", str(ledgers)).count("client_000001") == 4
+        lines = run("privacy", "uploads", str(ledgers)).splitlines()
+        assert [line.split(", ")[-1] for line in lines[::5]] == [
+            "client_000000",
+            "client_000001",
+        ]
+        assert sum("round   2" in line for line in lines) == 4
+        assert max(map(len, lines)) <= 80
 
     def test_a_budget_that_is_spent_is_spent(self, ledgers: Path, tmp_path: Path) -> None:
         ledger = ("--set", f"privacy.ledger={ledgers}")
         with pytest.raises(FedDMError, match="no budget is left"):
             run("run", "--epsilon", "0.5", *ledger, *SMALL, "--out", str(tmp_path / "run"))
+
+
+class TestUnits:
+    """What protects one unit of privacy is no figure for another."""
+
+    @staticmethod
+    def spend(folder: Path, split: str, *entries: Entry, client: int = 0) -> None:
+        place = folder / "mnist" / split / f"client_{client:06d}"
+        place.mkdir(parents=True, exist_ok=True)
+        for entry in entries:
+            add_entry(place, entry)
+
+    def rows(self, folder: Path) -> dict[str, dict[str, Any]]:
+        rows = json.loads(run("privacy", "ledger", str(folder), "--json"))
+        return {row["unit"]: row for row in rows}
+
+    def test_are_not_mixed(self, tmp_path: Path) -> None:
+        for unit, times in (("example", 1), ("example", 2), ("group", 5)):
+            self.spend(tmp_path, "a", Entry("", 1, b"", (Released(times, 8.0),), unit))
+        rows = self.rows(tmp_path)
+        assert set(rows) == {"example", "group"}
+        for unit, times in (("example", 3), ("group", 5)):
+            assert rows[unit]["epsilon"] is None
+            assert rows[unit]["protected"] == pytest.approx(cost([Released(times, 8.0)], 1e-5))
+        (told,) = rows["group"]["unprotected"]
+        assert told == "a release that protects the example, not the group"
+        text = run("privacy", "ledger", str(tmp_path))
+        assert text.count("no guarantee") == 2
+        assert told in text
+        assert f"all other releases: epsilon {rows['example']['protected']:.4f}" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_pay_for_their_own_client_alone(self, tmp_path: Path) -> None:
+        for client, event in enumerate((Released(3, 8.0), Released(2, 7.0))):
+            self.spend(tmp_path, "a", Entry("", 1, b"", (event,)), client=client)
+        (row,) = self.rows(tmp_path).values()
+        assert row["epsilon"] == pytest.approx(cost([Released(3, 8.0)], 1e-5))
+        assert row["clients"] == 2
+
+    def test_of_several_examples_have_no_figure_over_splits(self, tmp_path: Path) -> None:
+        for split in ("a", "b"):
+            self.spend(tmp_path, split, Entry("", 1, b"", (Released(1, 8.0),), "client"))
+        (row,) = self.rows(tmp_path).values()
+        assert row["epsilon"] is None
+        assert row["unprotected"] == ["a release for another split, which has other clients"]
+
+    def test_what_is_not_protected_is_named(self, tmp_path: Path) -> None:
+        self.spend(
+            tmp_path,
+            "a",
+            Entry("", 1, b"", (Released(1, 8.0),), for_tests=True),
+            Entry("", 2, b"", (Unprotected("synthetic images"),)),
+        )
+        (row,) = self.rows(tmp_path).values()
+        assert (row["epsilon"], row["protected"]) == (None, 0)
+        assert row["unprotected"] == ["a release under a fixed secret", "synthetic images"]
+
+
+def test_a_mistaken_delta_is_told_in_one_line(ledgers: Path) -> None:
+    with pytest.raises(ConfigError, match="delta must be"):
+        run("privacy", "ledger", str(ledgers), "--delta", "2")
+
+
+def test_ledgers_of_single_runs_are_counted(
+    ledgers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddm.ledger.user_data_path", lambda name: tmp_path)
+    ledgers.rename(tmp_path / "ledgers")
+    try:
+        assert "of their own" not in run("privacy", "ledger")
+        (tmp_path / "run-ledgers" / "some-run").mkdir(parents=True)
+        assert f"Runs with a ledger of their own: 1, in {tmp_path}" in run("privacy", "ledger")
+    finally:
+        (tmp_path / "ledgers").rename(ledgers)

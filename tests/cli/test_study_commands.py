@@ -259,7 +259,129 @@ def test_message_size_shows_the_papers_figures_only_beside_its_settings(
 def test_message_size_is_before_packing() -> None:
     command = ["message-size", "--splits", "2", "--alpha", "0.5"]
     assert "packing" not in run(*command)
-    assert ", before packing\n" in run(*command, "--set", "synthesis.packed=true")
+    packed = [*command, "--set", "synthesis.packed=true"]
+    assert ", before packing\n" in run(*packed)
+    before = [row["before_packing"] for row in json.loads(run(*packed, "--json"))]
+    assert before == [True, False, False, False]
+    assert not any(row["before_packing"] for row in json.loads(run(*command, "--json")))
+
+
+class TestMessageSizeUnderPrivacy:
+    COMMAND = (
+        *("message-size", "--preset", "quick", "--clients", str(tiny.CLIENTS), "--json"),
+        *(
+            "--alpha",
+            "0.5",
+            "--splits",
+            "2",
+            "--set",
+            "model.width=4",
+            "--set",
+            "model.depth=2",
+        ),
+    )
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            # So little noise that the sizes of classes are as good as exact.
+            {"privacy.noise_multiplier": 1e-6},
+            {"privacy.noise_multiplier": 1e-6, "synthesis.coding": "uint8"},
+            {"privacy.noise_multiplier": 1.0, "privacy.learn": "server"},
+            {
+                "privacy.noise_multiplier": 1.0,
+                "privacy.learn": "server",
+                "privacy.projection": 0,
+            },
+        ],
+        ids=str,
+    )
+    def test_features_are_what_runs_send(
+        self, settings: dict[str, object], tmp_path: Path
+    ) -> None:
+        settings = settings | {
+            "privacy.mechanism": "features",
+            "synthesis.networks": 2,
+            # No class has just so many, where the least noise would decide.
+            "synthesis.min_class_size": 9,
+        }
+        given = [f"--set={key}={value}" for key, value in settings.items()]
+        rows = json.loads(run(*self.COMMAND, *given))
+        sent = [
+            tiny.run_tiny(
+                rounds=1,
+                seed=seed,
+                ledger=tmp_path / str(seed),
+                set=tiny.SETTINGS | settings,
+            ).records[0]
+            for seed in (0, 1)
+        ]
+        assert rows[0]["num_bytes"] == pytest.approx(sum(r.bytes_up for r in sent) / 2)
+        if "synthesis.coding" not in settings:
+            assert rows[0]["floats"] == pytest.approx(sum(r.floats_up for r in sent) / 2)
+
+    def test_sums_by_hand(self) -> None:
+        server = ("--epsilon", "4", "--set", "privacy.learn=server", "--set")
+        rows = json.loads(run(*self.COMMAND, *server, "synthesis.networks=3"))
+        # Three clients, three networks, ten classes; 64 features, ten logits and a count.
+        assert rows[0]["floats"] == 3 * 3 * 10 * (64 + 10 + 1)
+        assert rows[0]["num_bytes"] == 4 * rows[0]["floats"]
+        assert rows[0]["std"] == 0
+        assert len(rows) == 4
+
+    def test_gradients_by_hand(self) -> None:
+        # The size of a class has noise of deviation 10, whatever the budget.
+        command = [*self.COMMAND, "--set", "partition.scheme=iid", "--ipc", "1"]
+        rows = json.loads(run(*command, "--privacy", "gradients", "--epsilon", "4"))
+        # Three clients have about 48 of each class, and 5 are enough: 4.3 deviations less, so
+        # that they send all.
+        assert rows[0]["floats"] == pytest.approx(3 * 10 * 64, rel=1e-3)
+        few = json.loads(
+            run(
+                *(*command, "--privacy", "gradients", "--epsilon", "4"),
+                *("--set", "synthesis.min_class_size=48"),
+            )
+        )
+        # As many as they have on average: every other class or so is sent.
+        assert few[0]["floats"] == pytest.approx(15 * 64, rel=0.1)
+
+    def test_a_smaller_budget_is_more_noise(self) -> None:
+        # Clients have some 48 of each class, so that all noise can do is to take classes away.
+        command = [*self.COMMAND, "--set", "partition.scheme=iid"]
+        large, small = (
+            json.loads(run(*command, "--epsilon", epsilon, "--rounds", "20"))[0]["floats"]
+            for epsilon in ("8", "0.5")
+        )
+        assert small < 0.9 * large
+
+    def test_baselines_send_what_they_send_without(self) -> None:
+        plain = json.loads(run(*self.COMMAND))
+        private = json.loads(run(*self.COMMAND, "--epsilon", "4"))
+        assert private[1:] == plain[1:]
+
+    def test_private_weights_are_what_runs_send(self, tmp_path: Path) -> None:
+        rows = json.loads(run(*self.COMMAND, "--epsilon", "4"))
+        settings = {key: tiny.SETTINGS[key] for key in ("model.width", "model.depth")}
+        private = {"privacy.noise_multiplier": 1.0, "privacy.steps": 1}
+        for row, algorithm in zip(rows[1:], ("fedavg", "fednova", "scaffold"), strict=True):
+            result = tiny.run_tiny(
+                rounds=1,
+                algorithm=algorithm,
+                privacy="gradients",
+                ledger=tmp_path / algorithm,
+                set=settings | private,
+            )
+            assert row["num_bytes"] == result.records[0].bytes_up
+
+    def test_what_cannot_be_known_is_told(self) -> None:
+        with pytest.raises(ConfigError, match="depends on the examples which classes"):
+            run(*self.COMMAND, "--epsilon", "4", "--set", "privacy.unit=client")
+
+    def test_the_paper_is_not_shown_beside_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})
+        command = ["message-size", "--alpha", "0.5", "--splits", "2", "--json"]
+        assert json.loads(run(*command))[0]["paper"] == 123
+        assert json.loads(run(*command, "--epsilon", "4"))[0]["paper"] is None
 
 
 def test_message_size_of_images_that_cannot_hold_others() -> None:

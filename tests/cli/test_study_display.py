@@ -1,5 +1,9 @@
+import math
+import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -65,3 +69,62 @@ def test_no_number_is_broken_on_80_columns() -> None:
     width = fitting([header(rows), *cells(rows)], 80)[0]
     assert 12 <= width < len(names[0])
     assert names[0] in "".join(line[:width].strip() for line in text.splitlines())
+
+
+def many_seeds(privacy: bool) -> list[Cell]:
+    given = {"privacy.epsilon": 4.0} if privacy else {}
+    return [
+        Cell(name, seed, resolve(settings=given))
+        for seed in range(30)
+        for name in ("augmentation+replay+second-moment+and-more", "base")
+    ]
+
+
+@pytest.mark.parametrize("privacy", [False, True])
+def test_the_live_table_fits_however_many_seeds_there_are(privacy: bool) -> None:
+    screen = StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    cells_ = many_seeds(privacy)
+    promise: dict[str, Any] = {
+        "epsilon": 3.125,
+        "delta": 1e-5,
+        "unit": "example",
+        "privacy": "features",
+    }
+    with StudyDisplay(console, cells_, Path("s")) as display:
+        for number, cell in enumerate(cells_):
+            display.began(cell)
+            display.progress("clients", 0.5)
+            accuracy = 0.25 if number % 4 < 2 else 0.75
+            record = RoundRecord(1, accuracy, 1.0, 1, 1, 10, 10, 1.0, 0.5, ())
+            record = replace(record, **promise) if privacy else record
+            display.finished_round(record)
+            display.progress("server", 0.5)
+            display.ended(cell, [record])
+        rendered = StringIO()
+        Console(file=rendered, width=80).print(display.live_table())
+    lines = rendered.getvalue().splitlines()
+    assert len(lines) == 4  # titles, two names and what runs now
+    assert max(map(len, lines)) <= 80
+    # Thirty seeds, half of them at a quarter and half at three quarters: over n - 1 the
+    # deviation is .25 sqrt(30 / 29).
+    assert lines[2].split() == [
+        *("base", "30/30", "50.00", "±", "25.43"),
+        *(["3.125"] if privacy else []),
+    ]
+    assert lines[3].startswith("base seed 29: ended")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
+
+
+def test_every_line_of_a_study_says_what_is_promised() -> None:
+    console = Console(file=StringIO(), width=200)
+    display = StudyDisplay(console, [Cell("a", 0, resolve())], Path("s"))
+    record = RoundRecord(1, 0.5, 1.0, 1, 1, 10, 10, math.nan, 0.5, (), math.inf)
+    for words in ("no guarantee", "not private"):
+        display.finished_round(replace(record, privacy=words))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "a seed 0: round 1/5, accuracy 50.00 %, no guarantee",
+        "a seed 0: round 1/5, accuracy 50.00 %, not private",
+    ]

@@ -10,23 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from feddm.data.examples import Batch, Examples
+from feddm.data.examples import Examples
 from feddm.models import Model
 from feddm.privacy import gradients
 from feddm.privacy.accounting import Released
-from feddm.privacy.features import shortened
+from feddm.privacy.clipping import real
 from feddm.privacy.gradients import PrivateSGD, clipped_gradient_sum, train_privately
 from feddm.seeding import generator
 from feddm.tensors import Tensors, norm, zip_map
 from feddm.training import SGD
-from private import MODEL, examples, noise
+from private import MODEL, cancelling, examples, noise
 from toy import TwoParameters, pixels, point
 
 PARAMS = MODEL.init(generator(0, "test"))
-
-
-def batch(data: Examples) -> Batch:
-    return data[torch.arange(len(data))]
 
 
 def gradient(model: Model, params: Tensors, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -36,10 +32,21 @@ def gradient(model: Model, params: Tensors, x: Tensor, y: Tensor) -> dict[str, T
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def one_by_one(model: Model, params: Tensors, batch: Batch, most: float) -> dict[str, Tensor]:
+def by_name(total: Tensor, params: Tensors, most: float) -> dict[str, Tensor]:
+    """Returns a sum in whole numbers as the parameters that it is about."""
+    names = sorted(params)
+    parts = real(total, most).split([params[name].numel() for name in names])
+    return {n: part.view_as(params[n]) for n, part in zip(names, parts, strict=True)}
+
+
+def summed(model: Model, params: Tensors, data: Examples, most: float) -> dict[str, Tensor]:
+    return by_name(clipped_gradient_sum(model, params, data, most), params, most)
+
+
+def one_by_one(model: Model, params: Tensors, data: Examples, most: float) -> dict[str, Tensor]:
     """Returns the clipped sum as anybody would write it."""
     total = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    for x, y in zip(batch.x, batch.y, strict=True):
+    for x, y in zip(data.x, data.y, strict=True):
         grads = gradient(model, params, x, y)
         factor = min(1.0, most / norm(grads))
         total = zip_map(lambda t, g, by=factor: t + by * g, total, grads)
@@ -56,58 +63,32 @@ def test_by_hand() -> None:
     # At a = 0, the logits are (0, 0) for any pixel x, so p = 1/2 and z = a b x for class 0.
     # Class 0: d loss / d z = -1/2, so (d/da, d/db) = (-b x / 2, -a x / 2) = (-x, 0) at b = 2.
     # Class 1 has the opposite sign. The pixels 0.5 of class 0 and 3 of class 1 give -.5 and 3.
-    data = Batch(pixels(0.5, 3.0), torch.tensor([0, 1]), None)
+    data = Examples(pixels(0.5, 3.0), torch.tensor([0, 1]))
     for most, expected in ((10.0, 2.5), (1.0, 0.5), (0.1, 0.0)):
-        total = clipped_gradient_sum(TwoParameters(), point(0.0, 2.0), data, most)
+        total = summed(TwoParameters(), point(0.0, 2.0), data, most)
         assert float(total["a"]) == pytest.approx(expected, abs=1e-4)
         assert float(total["b"]) == 0
 
 
 def test_all_parameters_are_clipped_as_one_vector() -> None:
     # At a = b = 1 and x = ln 3: z = ln 3, p = 3/4, and both derivatives are -x / 4.
-    data = Batch(pixels(math.log(3)), torch.tensor([0]), None)
-    whole = clipped_gradient_sum(TwoParameters(), point(1.0, 1.0), data, most=1.0)
-    assert [float(whole[n]) for n in "ab"] == pytest.approx([-math.log(3) / 4] * 2)
-    cut = clipped_gradient_sum(TwoParameters(), point(1.0, 1.0), data, most=0.1)
+    data = Examples(pixels(math.log(3)), torch.tensor([0]))
+    uncut = summed(TwoParameters(), point(1.0, 1.0), data, most=1.0)
+    assert [float(uncut[n]) for n in "ab"] == pytest.approx([-math.log(3) / 4] * 2)
+    cut = summed(TwoParameters(), point(1.0, 1.0), data, most=0.1)
     assert [float(cut[n]) for n in "ab"] == pytest.approx([-0.1 / math.sqrt(2)] * 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("most", [0.05, 0.8, 1e6])
+@pytest.mark.parametrize("most", [0.05, 0.8, 100.0])
 def test_it_is_the_loop_over_examples(most: float) -> None:
-    data = batch(examples(*[0, 1, 2] * 13))  # more than one chunk
-    assert_close(
-        clipped_gradient_sum(MODEL, PARAMS, data, most), one_by_one(MODEL, PARAMS, data, most)
-    )
-
-
-def test_memory_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = batch(examples(*[0, 1, 2] * 5))
-    whole = clipped_gradient_sum(MODEL, PARAMS, data, 0.5)
-    numbers = sum(tensor.numel() for tensor in PARAMS.values())
-    most: list[int] = []
-
-    def watched(rows: Tensor, length: float) -> Tensor:
-        most.append(len(rows))
-        return shortened(rows, length)
-
-    monkeypatch.setattr(gradients, "shortened", watched)
-    for room, expected in ((1, [1] * 15), (4 * numbers, [4, 4, 4, 3])):
-        most.clear()
-        monkeypatch.setattr(gradients, "_NUMBERS", room)
-        assert_close(clipped_gradient_sum(MODEL, PARAMS, data, 0.5), zip_map(_float, whole))
-        assert most == expected
-
-
-def _float(tensor: Tensor) -> Tensor:
-    return tensor.float()
+    data = examples(*[0, 1, 2] * 13)
+    assert_close(summed(MODEL, PARAMS, data, most), one_by_one(MODEL, PARAMS, data, most))
 
 
 def test_no_example_gives_zero() -> None:
-    total = clipped_gradient_sum(MODEL, PARAMS, batch(examples()), most=1.0)
-    assert {name: t.shape for name, t in total.items()} == {
-        name: t.shape for name, t in PARAMS.items()
-    }
-    assert not any(tensor.any() for tensor in total.values())
+    total = clipped_gradient_sum(MODEL, PARAMS, examples(), most=1.0)
+    assert total.shape == (sum(tensor.numel() for tensor in PARAMS.values()),)
+    assert not total.any()
 
 
 @settings(max_examples=40)
@@ -121,18 +102,35 @@ def test_no_example_gives_zero() -> None:
 def test_one_example_changes_the_sum_by_at_most_the_bound(
     pixel: float, scale: float, others: int, label: int, most: float
 ) -> None:
-    data = batch(examples(*[n % 3 for n in range(others)], label, seed=others))
+    data = examples(*[n % 3 for n in range(others)], label, seed=others)
     data.x[-1] += pixel
     # Any weights: the server chooses them, and may do so to find out.
     params = {name: tensor * scale for name, tensor in PARAMS.items()}
-    totals = [
-        clipped_gradient_sum(MODEL, params, Batch(data.x[:num], data.y[:num], None), most)
-        for num in (others, others + 1)
-    ]
-    change = zip_map(torch.sub, *totals)
-    assert all(bool(tensor.isfinite().all()) for tensor in totals[1].values())
-    # Others are computed in batches of other sizes, which changes their last bits.
-    assert norm(change) <= most * (1 + 1e-5 * (others + 1))
+    change = changed(params, data, torch.arange(others), most)
+    assert float(change.norm()) <= most
+
+
+def changed(params: Tensors, data: Examples, without: Tensor, most: float) -> Tensor:
+    """Returns by how much the sum changes if only these examples are there."""
+    ours, theirs = (
+        clipped_gradient_sum(MODEL, params, each, most) for each in (data, data.subset(without))
+    )
+    return real(ours - theirs, most)
+
+
+@pytest.mark.parametrize("others", [1, 7, 8, 15, 33])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_the_others_keep_their_bits(others: int, place: int, cancels: bool) -> None:
+    """What one example adds is the same whichever others there are, and wherever they are."""
+    data = examples(*[n % 3 for n in range(others + 1)], seed=others)
+    params = cancelling(PARAMS) if cancels else PARAMS
+    gone = place % (others + 1)
+    without = torch.tensor([n for n in range(others + 1) if n != gone])
+    alone = data.subset(torch.tensor([gone]))
+    expected = real(clipped_gradient_sum(MODEL, params, alone, 0.5), 0.5)
+    assert bool(expected.any())
+    assert torch.equal(changed(params, data, without, 0.5), expected)
 
 
 def private(steps: int, rate: float = 1.0, multiplier: float = 1e-9, **sgd: Any) -> PrivateSGD:
@@ -145,7 +143,7 @@ def test_without_noise_and_samples_it_is_gradient_descent() -> None:
     ours = train_privately(MODEL, PARAMS, data, private(3), noise())
     params = dict(PARAMS)
     for _ in range(3):
-        grads = one_by_one(MODEL, params, batch(data), most=0.5)
+        grads = one_by_one(MODEL, params, data, most=0.5)
         params = zip_map(lambda w, g: w - 0.1 * g / 4.0, params, grads)
     assert_close(ours, params)
     assert norm(zip_map(torch.sub, params, PARAMS)) > 0.01
@@ -173,9 +171,10 @@ def test_steps_and_events_are_as_planned() -> None:
 def test_samples_are_drawn_at_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def watched(model: Model, params: Tensors, batch: Batch, *_: object) -> dict[str, Tensor]:
-        sizes.append(len(batch.y))
-        return zip_map(torch.zeros_like, params)
+    def watched(model: Model, params: Tensors, data: Examples, *_: object) -> Tensor:
+        sizes.append(len(data))
+        numbers = sum(tensor.numel() for tensor in params.values())
+        return torch.zeros(numbers, dtype=torch.int64)
 
     monkeypatch.setattr(gradients, "clipped_gradient_sum", watched)
     train_privately(MODEL, PARAMS, examples(*[0] * 400), private(50, rate=0.1), noise())
@@ -216,11 +215,12 @@ def test_noise_does_not_depend_on_the_order_of_a_mapping() -> None:
         assert torch.equal(first[name], second[name]), name
 
 
-def test_sums_are_exact_enough_for_many_examples() -> None:
+def test_sums_of_many_examples_are_exact() -> None:
     # Single precision would lose 2**-24 of a sum with every example that is added to it.
-    data = Batch(pixels(*[1.0] * 3000), torch.tensor([0] * 3000), None)
+    data = Examples(pixels(*[1.0] * 3000), torch.tensor([0] * 3000))
     one, all_ = (
-        clipped_gradient_sum(TwoParameters(), point(1.0, 1.0), Batch(x, y, None), most=0.1)
-        for x, y in ((data.x[:1], data.y[:1]), (data.x, data.y))
+        clipped_gradient_sum(TwoParameters(), point(1.0, 1.0), each, most=0.1)
+        for each in (data.subset(torch.tensor([0])), data)
     )
-    assert float(all_["a"]) == pytest.approx(3000 * float(one["a"]), rel=1e-7)
+    assert bool(one.any())
+    assert torch.equal(all_, 3000 * one)

@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddm.data.examples import Batch
+from feddm.data.examples import Examples
 from feddm.matching import ClassMeans, Target, class_means, image_gradient
 from feddm.models import ConvNet
+from feddm.privacy.clipping import real
 from feddm.privacy.images import clipped_image_gradient_sum
 from feddm.seeding import generator
+from feddm.tensors import Tensors
+from private import cancelling
 from toy import TwoParameters, pixels, point
 
 MODEL = ConvNet((1, 8, 8), 3, width=4, depth=2)
@@ -24,32 +27,32 @@ def test_by_hand() -> None:
     # m = (2, 6, 0), and each image moves it by half of (2, 6, 0). The example 3 has
     # phi = (6, 18, 0): g = 2 (1, 3) . (2 - 6, 6 - 18) = -80 for both images, 113.1 long.
     images, slots = pixels(0.0, 2.0, 5.0), torch.tensor([0, 0, 1])
-    batch = Batch(pixels(3.0), torch.tensor([0]), None)
+    data = Examples(pixels(3.0), torch.tensor([0]))
     for most, expected in ((1000.0, -80.0), (1.0, -math.sqrt(0.5))):
         total = clipped_image_gradient_sum(
-            TwoParameters(), images, slots, point(2.0, 3.0), batch, most
+            TwoParameters(), images, slots, point(2.0, 3.0), data, most
         )
-        assert total.flatten().tolist() == pytest.approx([expected, expected, 0.0], rel=1e-4)
+        assert real(total, most).flatten().tolist() == pytest.approx(
+            [expected, expected, 0.0], rel=1e-4
+        )
 
 
 def test_without_clipping_it_is_the_gradient_of_the_matching_loss() -> None:
     rng = generator(1, "test")
     images = torch.randn(6, 1, 8, 8, generator=rng)
     x, y = torch.randn(9, 1, 8, 8, generator=rng), torch.arange(3).repeat(3)
-    total = clipped_image_gradient_sum(
-        MODEL, images, SLOTS, PARAMS, Batch(x, y, None), most=1e9
-    )
+    total = clipped_image_gradient_sum(MODEL, images, SLOTS, PARAMS, Examples(x, y), most=1e3)
     means = class_means(MODEL(PARAMS, x), y, 3)
     expected, _ = image_gradient(MODEL, images, SLOTS, Target(PARAMS, ClassMeans(*means)))
-    torch.testing.assert_close(total.float() / 3, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(real(total, 1e3).float() / 3, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_no_example_gives_zero() -> None:
-    none = Batch(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64), None)
+    none = Examples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
     total = clipped_image_gradient_sum(
         MODEL, torch.ones(6, 1, 8, 8), SLOTS, PARAMS, none, most=1.0
     )
-    assert (total.shape, total.dtype) == ((6, 1, 8, 8), torch.float64)
+    assert (total.shape, total.dtype) == ((6, 1, 8, 8), torch.int64)
     assert not total.any()
 
 
@@ -70,9 +73,32 @@ def test_one_example_changes_the_sum_by_at_most_the_bound(
     y = torch.cat([torch.randint(3, (others,), generator=rng), torch.tensor([label])])
     params = {name: tensor * scale for name, tensor in PARAMS.items()}
 
-    def total(num: int) -> torch.Tensor:
-        batch = Batch(x[:num], y[:num], None)
-        return clipped_image_gradient_sum(MODEL, images, SLOTS, params, batch, most=0.5)
+    data = Examples(x, y)
+    change = summed(images, params, data) - summed(
+        images, params, data.subset(torch.arange(others))
+    )
+    assert float(change.norm()) <= 0.5
 
-    change = total(others + 1) - total(others)
-    assert float(change.norm()) <= 0.5 * (1 + 1e-5 * (others + 1))
+
+def summed(images: torch.Tensor, params: Tensors, data: Examples) -> torch.Tensor:
+    total = clipped_image_gradient_sum(MODEL, images, SLOTS, params, data, most=0.5)
+    return real(total, 0.5)
+
+
+@pytest.mark.parametrize("others", [1, 8, 33])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_the_others_keep_their_bits(others: int, place: int, cancels: bool) -> None:
+    """What one example adds is the same whichever others there are, and wherever they are."""
+    rng = generator(others, "test")
+    images = torch.randn(6, 1, 8, 8, generator=rng)
+    data = Examples(
+        torch.randn(others + 1, 1, 8, 8, generator=rng),
+        torch.randint(3, (others + 1,), generator=rng),
+    )
+    params = cancelling(PARAMS) if cancels else PARAMS
+    gone = place % (others + 1)
+    without = data.subset(torch.tensor([n for n in range(others + 1) if n != gone]))
+    expected = summed(images, params, data.subset(torch.tensor([gone])))
+    assert bool(expected.any())
+    assert torch.equal(summed(images, params, data) - summed(images, params, without), expected)

@@ -8,16 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddm.privacy.accounting import Released
+from feddm.privacy.clipping import GRID
 from private import OTHER_SECRET, noise
 
-ZEROS = torch.zeros(20_000, dtype=torch.float64)
+ZEROS = torch.zeros(20_000, dtype=torch.int64)
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_what_is_added_is_recorded() -> None:
     ours = noise()
     assert not ours.released
-    ours.added(0, torch.zeros(2), bound=3.0, multiplier=1.5)
-    ours.added(7, torch.zeros(2), bound=5.0, multiplier=2.0)
+    ours.added(0, zeros(2), bound=3.0, multiplier=1.5)
+    ours.added(7, zeros(2), bound=5.0, multiplier=2.0)
     assert ours.released == (Released(1, 1.5), Released(1, 2.0))
 
 
@@ -26,7 +31,7 @@ def test_a_sum_over_a_sample_carries_its_rate() -> None:
     index = ours.sample(3, 1000, rate=0.25)
     assert not ours.released  # a sample alone tells nobody anything
     ours.added(3, index.sum(), bound=1.0, multiplier=1.0)
-    ours.added(4, torch.zeros(1), bound=1.0, multiplier=1.0)  # over all examples
+    ours.added(4, zeros(1), bound=1.0, multiplier=1.0)  # over all examples
     assert ours.released == (Released(1, 1.0, 0.25), Released(1, 1.0))
 
 
@@ -35,11 +40,11 @@ def test_a_number_is_used_once() -> None:
     ours.sample(0, 10, 0.5)
     with pytest.raises(ValueError, match="sample of sum 0 was drawn already"):
         ours.sample(0, 10, 0.5)
-    ours.added(0, torch.zeros(1), 1.0, 1.0)
+    ours.added(0, zeros(1), 1.0, 1.0)
     with pytest.raises(ValueError, match="sum 0 was released already"):
-        ours.added(0, torch.ones(1), 1.0, 1.0)
+        ours.added(0, zeros(1), 1.0, 1.0)
     # Nor is a sum that was released as one over all examples said to be sampled afterwards.
-    ours.added(1, torch.zeros(1), 1.0, 1.0)
+    ours.added(1, zeros(1), 1.0, 1.0)
     with pytest.raises(ValueError, match="sample of sum 1 was drawn already"):
         ours.sample(1, 10, 0.5)
     assert len(ours.released) == 2
@@ -49,7 +54,7 @@ def test_a_number_is_used_once() -> None:
 def test_noise_that_cannot_be_accounted_for_is_refused(multiplier: float) -> None:
     ours = noise()
     with pytest.raises(ValueError, match="noise_multiplier must be above 0 and finite"):
-        ours.added(0, torch.zeros(1), 1.0, multiplier)
+        ours.added(0, zeros(1), 1.0, multiplier)
     assert ours.released == ()
 
 
@@ -65,12 +70,34 @@ def test_noise_has_the_size_that_was_asked_for() -> None:
 
 
 def test_noise_is_added_to_the_sum() -> None:
-    total = torch.arange(6.0).view(2, 3)
+    # A sum of 3 bounds is 3 * GRID in whole numbers, and a bound is 2.
+    total = torch.arange(6).view(2, 3) * GRID
     with_noise = noise().added(0, total, 2.0, 1.5)
-    alone = noise().added(0, torch.zeros(2, 3), 2.0, 1.5)
-    assert torch.equal(with_noise, total.double() + alone)
+    alone = noise().added(0, zeros(2, 3), 2.0, 1.5)
+    expected = 2.0 * torch.arange(6).view(2, 3) + alone
+    torch.testing.assert_close(with_noise, expected, rtol=0, atol=1e-12)
     # In proportion to the bound, as the most that one example changes.
-    torch.testing.assert_close(noise().added(0, torch.zeros(2, 3), 4.0, 1.5), 2 * alone)
+    torch.testing.assert_close(noise().added(0, zeros(2, 3), 4.0, 1.5), 2 * alone)
+
+
+def test_what_is_released_is_rounded_like_the_sum() -> None:
+    # With steps of the grid as the unit, noisy sums are whole numbers, whatever the sum is: its
+    # last bits tell nothing that the others do not.
+    for total in (ZEROS, ZEROS + 12345, ZEROS - 7):
+        noisy = noise().added(0, total, bound=float(GRID), multiplier=1e-9)
+        assert torch.equal(noisy, noisy.round())
+        alone = noise().added(0, ZEROS, bound=float(GRID), multiplier=1e-9)
+        assert torch.equal(noisy - total, alone)
+        assert float(alone.std()) == pytest.approx(GRID * 1e-9, rel=0.05)
+
+
+def test_sums_that_are_not_exact_are_refused() -> None:
+    ours = noise()
+    with pytest.raises(ValueError, match="must be in whole numbers"):
+        ours.added(0, torch.zeros(3), 1.0, 1.0)
+    with pytest.raises(ValueError, match="noise must be at most 131072"):
+        ours.added(0, zeros(3), 1.0, 200_000.0)
+    assert ours.released == ()
 
 
 ONE = st.tuples(st.integers(0, 3), st.binary(max_size=2), st.integers(0, 3))
@@ -81,7 +108,7 @@ def test_other_rounds_contexts_and_numbers_have_other_noise(
     first: tuple[int, bytes, int], second: tuple[int, bytes, int]
 ) -> None:
     drawn = [
-        noise(round_=round_, context=context).added(number, torch.zeros(3), 1.0, 1.0)
+        noise(round_=round_, context=context).added(number, zeros(3), 1.0, 1.0)
         for round_, context, number in (first, second)
     ]
     assert torch.equal(*drawn) == (first == second)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
 from feddm.data.examples import Examples
+from feddm.privacy.clipping import real
 from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample, uniform
 from feddm.privacy.release import Noise
 from feddm.seeding import generator
@@ -37,7 +38,7 @@ class Watched(Noise):
     def added(self, number: int, total: Tensor, bound: float, multiplier: float) -> Tensor:
         noisy = super().added(number, total, bound, multiplier)
         # The sum has 53 bits, so what is left without it is off by about 1e-15.
-        self.noise[number] = ((noisy - total) / (multiplier * bound)).float()
+        self.noise[number] = ((noisy - real(total, bound)) / (multiplier * bound)).float()
         return noisy
 
 

@@ -17,7 +17,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from fabricated import config, images, method, records, write_run, write_study
+from fabricated import (
+    config,
+    images,
+    method,
+    private_records,
+    records,
+    write_run,
+    write_study,
+)
 from feddm.report.page import Report, html
 from feddm.report.pictures import Partition, sheet
 from feddm.report.runs import read
@@ -254,11 +262,13 @@ def test_what_users_name_does_no_harm(opened: Opened, tmp_path: Path) -> None:
 
 def test_a_private_run(opened: Opened, tmp_path: Path) -> None:
     private = config(rounds=2, privacy__mechanism="features", privacy__epsilon=4.0)
-    run = write_run(tmp_path / "run", records([0.5, 0.6], epsilon=2.0), private, images(2))
+    rounds = private_records([0.5, 0.6], 2.0, private.privacy)
+    run = write_run(tmp_path / "run", rounds, private, images(2))
     page = opened(write_report([run]).page)
     assert page.curves("privacy") == ["feddm"]
     assert page.all("#partition") == []
-    assert [each.text for each in page.all(".stat .value")][-1] == "ε = 2.00"
+    assert [each.text for each in page.all(".stat .value")][-1] == "epsilon 2.000"
+    assert len(page.all("#time .barlayer .trace")) == 1  # the server's
     assert page.errors() == []
 
 

@@ -1,13 +1,13 @@
 import csv
 import io
+import math
+from typing import Any
 
-import pytest
-
-from fabricated import method, record, records
+from fabricated import config, method, private_records, record, records
 from feddm.report.means import epsilons, mean_rounds, to_csv
 
 TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
-PRIVATE = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
+PRIVATE: dict[str, Any] = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
 
 
 def test_a_round_is_the_mean_over_seeds() -> None:
@@ -27,10 +27,9 @@ def test_of_several_seeds_the_one_that_spent_most_counts() -> None:
     assert epsilons(both) == [2.0]
 
 
-@pytest.mark.parametrize("spent", [None, float("inf")])
-def test_what_is_no_guarantee_is_no_epsilon(spent: float | None) -> None:
-    one = method("one", [record(1, 0.5, epsilon=1.0), record(2, 0.5, epsilon=spent)], **PRIVATE)
-    assert epsilons(one) == []
+def test_what_is_no_guarantee_is_no_epsilon() -> None:
+    rounds = [record(1, 0.5, epsilon=1.0), record(2, 0.5, epsilon=math.inf)]
+    assert epsilons(method("one", rounds, **PRIVATE)) == []
 
 
 def test_every_number_is_in_the_csv() -> None:
@@ -43,4 +42,14 @@ def test_every_number_is_in_the_csv() -> None:
     ]
     assert [float(r["accuracy"]) for r in rows] == [0.25, 0.5, 0.75, 1.0]
     assert [int(r["bytes_up"]) for r in rows] == [1000, 1000, 3000, 3000]
-    assert {r["epsilon"] for r in rows} == {""}
+    assert {r["epsilon"] for r in rows} == {r["privacy"] for r in rows} == {""}
+
+
+def test_the_csv_says_what_is_promised() -> None:
+    rounds = private_records([0.5], 1.5, config(**PRIVATE).privacy)
+    (line,) = csv.DictReader(io.StringIO(to_csv([method("one", rounds, **PRIVATE)])))
+    assert (line["epsilon"], line["delta"], line["unit"]) == ("1.5", "1e-05", "example")
+    assert (line["privacy"], line["client_seconds"]) == ("features", "")
+    rounds = private_records([0.5], math.inf, config(**PRIVATE).privacy)
+    (line,) = csv.DictReader(io.StringIO(to_csv([method("one", rounds, **PRIVATE)])))
+    assert (line["epsilon"], line["delta"], line["privacy"]) == ("", "", "no guarantee")

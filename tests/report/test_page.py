@@ -1,7 +1,5 @@
 import base64
-import csv
 import hashlib
-import io
 import json
 import math
 from html.parser import HTMLParser
@@ -9,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
-from fabricated import ENVIRONMENT, method, records
-from feddm.report.means import to_csv
+from fabricated import ENVIRONMENT, config, method, private_records, records
+from feddm.promise import introduction
 from feddm.report.page import Report, drawn, html
 from feddm.report.pictures import Partition, Sheet, png
-from feddm.report.summary import (
-    cards,
-    privacy_text,
-    versions,
-)
+from feddm.report.summary import cards, row, versions
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;%{x}"
 TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
@@ -111,39 +106,51 @@ PAPER = {"privacy__mechanism": "paper", "privacy__noise_multiplier": 1.0}
 @pytest.mark.parametrize(
     ("settings", "epsilon", "text"),
     [
-        ({}, None, "none"),
         (PAPER, math.inf, "no guarantee"),
-        (PRIVATE, 3.5, "ε = 3.50"),
+        (PRIVATE, 3.5, "epsilon 3.500"),
         (PRIVATE, math.inf, "no guarantee"),
-        (PRIVATE, None, "no guarantee"),
-        (PRIVATE | {"privacy__test_secret": "fixed"}, 3.5, "not private"),
+        (PRIVATE | {"privacy__test_secret": "fixed"}, math.inf, "not private"),
     ],
 )
-def test_how_private(settings: dict[str, Any], epsilon: float | None, text: str) -> None:
-    one = method("one", records([0.5, 0.6], epsilon=epsilon), **settings)
-    assert privacy_text(one) == text
+def test_how_private(settings: dict[str, Any], epsilon: float, text: str) -> None:
+    privacy = config(**settings).privacy
+    one = method("one", private_records([0.5, 0.6], epsilon, privacy), **settings)
+    guaranteed = math.isfinite(epsilon)
+    about = "at delta 1e-05 for one example of one client, added or removed"
     page = html(Report((one,)))
-    assert (f'<p class="value">{text}</p>' in page) == (text != "none")
-    assert ("<h2>Privacy</h2>\n" in page) == bool(settings)
+    assert f'<p class="value">{text}</p>' in page
+    assert (f'<p class="more">{about}</p>' in page) == guaranteed
+    assert f"<strong>one, {text}.</strong> {escape(introduction(privacy))}" in page
     # There is a curve of what was spent only where that means something.
-    assert ('id="privacy"' in page) == text.startswith("ε")
+    assert ('id="privacy"' in page) == guaranteed
+    # Beside others it says so as well: in the table, in the legend, and below.
+    both = Report((one, method("open", records([0.5, 0.6]))))
+    page = html(both)
+    assert f'<td data-title="Privacy">{text}</td>' in page
+    assert '<td data-title="Privacy">-</td>' in page
+    assert [each["label"] for each in drawn(both)["methods"]] == [f"one, {text}", "open"]
+    assert (f"Epsilon: spent after the last round, {about}." in page) == guaranteed
 
 
-def test_a_private_run_tells_neither_times_nor_a_digest() -> None:
-    secret = method("one", records([0.5], epsilon=1.0, client_seconds=12.3456), **PRIVATE)
-    page = html(Report((secret,)))
-    assert "12.3" not in page.replace(embedded_scripts(page), "")
-    assert ENVIRONMENT["data"] not in page
-    assert "digest of the data" not in versions([secret])
+def test_without_privacy_there_is_nothing_about_it() -> None:
+    page = html(Report((TWO_SEEDS, method("other", records([0.5, 0.6])))))
+    assert "<h2>Privacy</h2>" not in page
+    assert 'data-title="Privacy"' not in page
+    assert "Private clients" not in page
+    assert "Epsilon: " not in page
+
+
+@pytest.mark.parametrize("settings", [PRIVATE, PAPER])
+def test_a_private_run_tells_neither_times_nor_a_digest(settings: dict[str, Any]) -> None:
+    environment = ENVIRONMENT | {"ledger": "/at/home", "ledger_id": "5678efgh"}
+    rounds = private_records([0.5], math.inf, config(**settings).privacy)
+    secret = method("one", rounds, environment=environment, **settings)
+    assert [card.value for card in cards([secret]) if "Computing" in card.title] == ["1.0 s"]
+    assert row(secret)["Clients computed"] == "not told"
+    assert drawn(Report((secret,)))["methods"][0]["clients"] is None
+    assert set(versions([secret])) == {"feddm", "torch"}
     assert versions([TWO_SEEDS])["digest of the data"] == ENVIRONMENT["data"]
     assert "run" not in versions([TWO_SEEDS])
-    (line,) = csv.DictReader(io.StringIO(to_csv([secret])))
-    assert line["client_seconds"] == ""
-
-
-def embedded_scripts(page: str) -> str:
-    """Returns the largest script of a page, which is Plotly's and full of numbers."""
-    return max(Elements(page).scripts, key=len)
 
 
 def test_what_users_name_is_text_and_nothing_else() -> None:

@@ -1,9 +1,11 @@
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fabricated import config, record, records, write_run, write_study
+from fabricated import config, private_records, record, records, write_run, write_study
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.report.runs import read
 
@@ -122,6 +124,37 @@ def test_old_results_without_a_key_are_one_line(tmp_path: Path) -> None:
     (run / "results.jsonl").write_text(json.dumps(fields) + "\n")
     with pytest.raises(RunDirectoryError, match="damaged"):
         read([run])
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon", "text"),
+    [
+        ({"privacy__epsilon": 4.0}, 3.5, "features"),
+        ({"privacy__epsilon": 4.0}, math.inf, "no guarantee"),
+        ({"privacy__epsilon": 4.0, "privacy__test_secret": "known"}, 3.5, "not private"),
+        ({"privacy__mechanism": "paper"}, 3.5, "no guarantee"),
+    ],
+)
+def test_results_from_before_it_was_written_what_is_promised(
+    tmp_path: Path, settings: dict[str, Any], epsilon: float, text: str
+) -> None:
+    old = record(1, 0.5, epsilon=epsilon, client_seconds=12.5)
+    run = write_run(tmp_path / "run", [old], config(rounds=1, **settings))
+    (found,) = read([run]).methods[0].runs[0].records
+    assert found.privacy == text
+    assert math.isnan(found.client_seconds)
+    if text == "features":
+        assert (found.epsilon, found.delta, found.unit) == (3.5, 1e-5, "example")
+    else:
+        assert (found.epsilon, found.delta, found.unit) == (math.inf, None, None)
+
+
+def test_what_is_promised_is_read_as_it_was_written(tmp_path: Path) -> None:
+    private = config(rounds=1, privacy__epsilon=4.0, privacy__unit="client")
+    run = write_run(tmp_path / "run", private_records([0.5], 3.5, private.privacy), private)
+    (found,) = read([run]).methods[0].runs[0].records
+    assert (found.epsilon, found.delta, found.unit) == (3.5, 1e-5, "client")
+    assert found.privacy == "features"
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import tiny
 from fabricated import config, images, records, write_run, write_study
-from feddm.build import build_dataset, build_shards, fingerprint
+from feddm.build import build_dataset, build_shards
 from feddm.cli import app
+from feddm.data.datasets import fingerprint
 from feddm.errors import ConfigError, DataError, FedDMError
 from feddm.report import writing
 from feddm.report.runs import read
@@ -64,6 +65,15 @@ def test_data_that_changed_are_not_shown(tmp_path: Path) -> None:
     assert report.partition is None
     (note,) = report.notes
     assert note == "Who has what is not shown: the data of digits have changed since the run."
+
+
+def test_a_digest_that_nobody_else_can_compute_is_not_compared(tmp_path: Path) -> None:
+    keyed = {"data": "under a key", "ledger_id": "1"}
+    paper = config(privacy__mechanism="paper")
+    run = write_run(tmp_path / "run", records([0.5, 0.6]), paper, environment=keyed)
+    report = collected(read([run]))
+    assert report.partition is not None
+    assert report.notes == ()
 
 
 def test_a_private_run_among_others_hides_who_has_what(tmp_path: Path) -> None:
@@ -165,6 +175,16 @@ def test_json_stays_json(tmp_path: Path) -> None:
     output = feddm("run", *tiny.arguments(rounds=1), "--out", run, "--json")
     assert json.loads(output)["round"] == 1
     assert (run / "report.html").exists()
+
+
+def test_tuning_writes_its_report(tmp_path: Path) -> None:
+    output = feddm(
+        *("tune", "--grid", "server.lr=0.1,0.01", "--out", tmp_path / "study"),
+        *tiny.arguments(rounds=1),
+    )
+    assert output.splitlines()[-1] == f"The report is {tmp_path / 'study' / 'report.html'}"
+    names = [m["name"] for m in embedded(tmp_path / "study" / "report.html")["methods"]]
+    assert names == ["lr=0.1", "lr=0.01"]
 
 
 def test_a_comparison_writes_its_report(tmp_path: Path) -> None:

@@ -7,36 +7,26 @@ AISTATS 2017. https://arxiv.org/abs/1602.05629
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
+from feddm.algorithms.local_training import TrainsLocally
 from feddm.data.examples import Examples
 from feddm.errors import UploadError
-from feddm.models import Model
-from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.gradients import PrivateSGD, trained_locally
 from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors, weighted_mean
-from feddm.training import SGD, Adjust, Tick, unchanged
+from feddm.training import Adjust, Tick, unchanged
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(TrainsLocally):
     """Clients train on their data; the server averages their weights by ``n_k / n``.
 
     With privacy they train by DP-SGD, and all count the same, because ``n_k`` would tell about
     their data.
     """
-
-    model: Model
-    local_sgd: SGD
-    private: PrivateSGD | None = field(default=None, kw_only=True)
-
-    @property
-    def planned(self) -> tuple[Event, ...]:
-        return self.private.planned if self.private else (Unprotected("weights"),)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -60,17 +50,7 @@ class FedAvg:
     ) -> LocalResult:
         del memory
         anchor = download["params"]
-        trained = trained_locally(
-            self.model,
-            anchor,
-            data,
-            self.local_sgd,
-            self.private,
-            rng,
-            noise,
-            adjust=self.adjust(anchor),
-            tick=tick,
-        )
+        trained = self.trained(anchor, data, rng, noise, tick, self.adjust(anchor))
         upload = {"params": trained.params, "size": {"examples": torch.tensor(trained.size)}}
         return LocalResult(upload, metrics=trained.metrics)
 

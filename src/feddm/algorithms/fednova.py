@@ -7,24 +7,22 @@ Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
 from feddm.algorithms.fedavg import check_size, size
+from feddm.algorithms.local_training import TrainsLocally
 from feddm.data.examples import Examples
 from feddm.errors import UploadError
-from feddm.models import Model
-from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.gradients import PrivateSGD, trained_locally
 from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors, weighted_mean, zip_map
-from feddm.training import SGD, Tick
+from feddm.training import Tick
 
 
 @dataclass(frozen=True)
-class FedNova:
+class FedNova(TrainsLocally):
     """Clients send their update divided by ``a``, the weight of all gradients in it.
 
     So a client that takes more steps does not pull harder. The server goes
@@ -32,14 +30,6 @@ class FedNova:
     same number of steps, this is FedAvg; under privacy they do, since a number of steps that
     depends on the data would tell about them.
     """
-
-    model: Model
-    local_sgd: SGD
-    private: PrivateSGD | None = field(default=None, kw_only=True)
-
-    @property
-    def planned(self) -> tuple[Event, ...]:
-        return self.private.planned if self.private else (Unprotected("weights"),)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -57,16 +47,7 @@ class FedNova:
         noise: Noise | None = None,
     ) -> LocalResult:
         del memory
-        trained = trained_locally(
-            self.model,
-            download["params"],
-            data,
-            self.local_sgd,
-            self.private,
-            rng,
-            noise,
-            tick=tick,
-        )
+        trained = self.trained(download["params"], data, rng, noise, tick)
         a = gradient_weight(trained.steps, self.local_sgd.momentum)
         upload = {
             "direction": zip_map(

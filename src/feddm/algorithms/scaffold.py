@@ -11,22 +11,20 @@ the change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
+from feddm.algorithms.local_training import TrainsLocally
 from feddm.data.examples import Examples
-from feddm.models import Model
-from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.gradients import PrivateSGD, trained_locally
 from feddm.privacy.release import Noise
 from feddm.tensors import Records, Tensors, weighted_mean, zip_map
-from feddm.training import SGD, Tick
+from feddm.training import Tick
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(TrainsLocally):
     """Clients correct their gradients by ``c - c_i``, the drift that they can foresee.
 
     In the first round all variates are 0; with one client and ``server_lr = 1`` it is FedAvg.
@@ -40,15 +38,8 @@ class Scaffold:
             as private as that.
     """
 
-    model: Model
-    local_sgd: SGD
     server_lr: float
     clients: int
-    private: PrivateSGD | None = field(default=None, kw_only=True)
-
-    @property
-    def planned(self) -> tuple[Event, ...]:
-        return self.private.planned if self.private else (Unprotected("weights"),)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params, "control": zip_map(torch.zeros_like, params)}
@@ -73,17 +64,7 @@ class Scaffold:
             del params
             return zip_map(torch.add, grads, drift)
 
-        trained = trained_locally(
-            self.model,
-            x,
-            data,
-            self.local_sgd,
-            self.private,
-            rng,
-            noise,
-            adjust=corrected,
-            tick=tick,
-        )
+        trained = self.trained(x, data, rng, noise, tick, corrected)
         y = trained.params
         scale = 1 / (trained.steps * self.local_sgd.lr)
         c_next = zip_map(lambda d, x, y: (x - y) * scale - d, drift, x, y)

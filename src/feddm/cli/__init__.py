@@ -26,6 +26,7 @@ from feddm.cli import (
     privacy,
     report,
     run,
+    tune,
     watch,
 )
 from feddm.errors import FedDMError
@@ -44,8 +45,8 @@ app = typer.Typer(
 RUNNING, LOOKING = "Run", "Look"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
-app.command(rich_help_panel=RUNNING, epilog=compare.COMPARE_EXAMPLES)(compare.compare)
-app.command(rich_help_panel=RUNNING, epilog=compare.TUNE_EXAMPLES)(compare.tune)
+app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
+app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOKING, epilog=watch.EXAMPLES)(watch.watch)

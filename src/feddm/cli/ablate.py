@@ -10,8 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.cli.compare import Out, check_fair, command, held_out, shown
 from feddm.cli.report import WriteReport, report_at_end
+from feddm.cli.studies import (
+    Out,
+    Seeds,
+    check_fair,
+    check_ledgers,
+    check_seeds,
+    command,
+    held_out,
+    listed_seeds,
+    shown,
+)
 from feddm.config import parse_settings
 from feddm.errors import ConfigError
 
@@ -35,7 +45,7 @@ def ablate(
             help="Settings that are changed together, under a name; as often as you like.",
         ),
     ],
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0,1",
+    seeds: Seeds = "0,1",
     validation: Annotated[
         float,
         typer.Option(help="Share of the training examples that is held out; 0: the test set."),
@@ -54,15 +64,17 @@ def ablate(
     given = held_out(given, validation)
     configs = [
         (name, seed, given.with_settings(settings).resolved(seed=seed))
-        for seed in options.listed("--seeds", seeds, int, "whole numbers")
+        for seed in listed_seeds(seeds)
         for name, settings in changes.items()
     ]
+    check_seeds(configs)
     check_fair(configs)
+    check_ledgers(configs)
     from feddm.comparison import summarize, to_json
     from feddm.rundir import next_free
     from feddm.studies import Cell, run_cells, write_results
 
-    cells = [Cell(name, seed, config) for name, seed, config in configs]
+    cells = [Cell(*named) for named in configs]
     study = out or next_free(Path("runs"), f"ablate-{cells[0].config.data.name}")
     with shown(cells, study, quiet or json) as display:
         rows = summarize(run_cells(cells, study, display), (), against=BASE)

@@ -1,25 +1,31 @@
-"""``feddm compare`` and ``feddm tune``: many runs in one directory."""
+"""``feddm compare``: which algorithm is best?"""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from feddm.cli import options
 from feddm.cli.report import WriteReport, report_at_end
-from feddm.config import ALGORITHMS, Config, load_toml, toml_value
-from feddm.errors import ConfigError
+from feddm.cli.studies import (
+    Named,
+    Out,
+    Seeds,
+    check_fair,
+    check_ledgers,
+    check_seeds,
+    command,
+    listed_seeds,
+    shown,
+)
+from feddm.config import ALGORITHMS, Config, load_toml
+from feddm.errors import ConfigError, UnfitAlgorithmError
 
-if TYPE_CHECKING:
-    from feddm.cli.study_display import StudyDisplay
-    from feddm.studies import Cell
-
-COMPARE_EXAMPLES = """\
+EXAMPLES = """\
 Examples:
 
 - `feddm compare --algorithms feddm,fedavg --seeds 0,1,2`
@@ -28,20 +34,11 @@ Examples:
 
 - `feddm compare --algorithms feddm,fedavg --with fedavg=tuned/winner.toml`
 
-- `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`"""
+- `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`
 
-TUNE_EXAMPLES = """\
-Examples:
-
-- `feddm tune --algorithm fedavg --dataset mnist --out tuned`
-
-- `feddm tune --algorithm feddm --grid synthesis.lr=0.3,1,3 --grid synthesis.steps=50,100`"""
+- `feddm compare --algorithms feddm,fedavg --epsilon 4 --ledger new`"""
 
 ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
-
-Out = Annotated[
-    Path | None, typer.Option(help="Directory of the study, new or to be continued.")
-]
 
 
 @options.configured(without={"algorithm", "seed"})
@@ -50,7 +47,7 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(help="Names, also of your own (--with), with commas between.")
     ] = ALL,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
+    seeds: Seeds = "0",
     targets: Annotated[
         str, typer.Option(help="Accuracies (from 0 to 1) to be reached, with commas between.")
     ] = "0.8,0.9,0.95",
@@ -84,20 +81,18 @@ def compare(
     files = _files(with_ or (), names)
     if against is not None and against not in names:
         raise ConfigError(f"--against takes one of {', '.join(names)}, got {against!r}")
-    configs = [
-        (name, seed, _variant(given, name, files.get(name), seed))
-        for seed in options.listed("--seeds", seeds, int, "whole numbers")
-        for name in names
-    ]
+    configs = _variants(given, names, files, listed_seeds(seeds))
+    check_seeds(configs)
     check_fair(configs)
-    from feddm.comparison import points, summarize, to_json
+    check_ledgers(configs)
+    from feddm.comparison import caption, curves, summarize, to_json
     from feddm.figures import check_figure, draw_curves
     from feddm.rundir import next_free
     from feddm.studies import Cell, run_cells, write_results
 
     if figure is not None:
         check_figure(figure)
-    cells = [Cell(name, seed, config) for name, seed, config in configs]
+    cells = [Cell(*named) for named in configs]
     study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
     with shown(cells, study, quiet or json) as display:
         results = run_cells(cells, study, display)
@@ -105,105 +100,12 @@ def compare(
         write_results(study, cells, rows, command())
         display.table(rows, study)
         if figure is not None:
-            done = {
-                name: [points(records) for records in seeds if records]
-                for name, seeds in results.items()
-                if any(seeds)
-            }
-            display.say(f"Drawn in {draw_curves(done, figure)}")
+            file = draw_curves(curves(results), figure, caption(rows))
+            display.say(f"Drawn in {file}")
         if report:
             report_at_end(study, display)
     if json:
         print(to_json(rows))
-
-
-@options.configured(without={"seed"})
-def tune(
-    given: options.Given,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=V,V,...",
-            help="An axis of the grid; else the paper's for the algorithm.",
-        ),
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0",
-    validation: Annotated[
-        float,
-        typer.Option(help="Share of the training examples that is held out to choose by."),
-    ] = 0.1,
-    out: Out = None,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
-    """Try a grid of settings and keep the best, without looking at the test set.
-
-    Every choice is judged by its final accuracy on a part of the training examples that no
-    client has. The best one is written as winner.toml, for `compare --with NAME=winner.toml`.
-    """
-    algorithm = given.resolved().algorithm
-    axes = _axes(grid or ()) or PAPER_GRIDS.get(algorithm)
-    if not axes:
-        raise ConfigError(f"the paper has no grid for {algorithm}; name one with --grid")
-    if not validation > 0:
-        raise ConfigError(
-            f"--validation must be above 0, got {validation:g}: the test set tunes nothing"
-        )
-    from feddm.comparison import summarize, to_json
-    from feddm.rundir import next_free
-    from feddm.studies import (
-        Cell,
-        choices,
-        run_cells,
-        setting_name,
-        winner_toml,
-        write,
-        write_results,
-    )
-
-    cells = [
-        Cell(
-            setting_name(choice),
-            seed,
-            held_out(given.with_settings(choice), validation).resolved(seed=seed),
-        )
-        for seed in options.listed("--seeds", seeds, int, "whole numbers")
-        for choice in choices(axes)
-    ]
-    for cell in cells:
-        check_seed(cell.config, cell.seed)
-    study = out or next_free(Path("runs"), f"tune-{algorithm}-{cells[0].config.data.name}")
-    with shown(cells, study, quiet or json) as display:
-        rows = summarize(run_cells(cells, study, display), ())
-        # What failed for a seed is no choice, however good it was for another.
-        rows.sort(key=lambda row: (row.failed, -row.final.mean if row.seeds else 0.0))
-        write_results(study, cells, rows, command())
-        display.table(rows, study)
-        if rows[0].failed:
-            raise ConfigError("every choice of the grid failed; try smaller learning rates")
-        best = next(c for c in choices(axes) if setting_name(c) == rows[0].name)
-        write(study / "winner.toml", winner_toml(algorithm, best))
-        display.say(f"Best on validation: {rows[0].name}; written to {study / 'winner.toml'}")
-    if json:
-        print(to_json(rows))
-
-
-# "we tune the learning rate of SGD from [...] and local epoch from [...]; ... mu for FedProx"
-_LOCAL_GRID: dict[str, list[Any]] = {
-    "local.lr": [0.001, 0.01, 0.1],
-    "local.epochs": [10, 15, 20],
-}
-PAPER_GRIDS: dict[str, dict[str, list[Any]]] = {
-    "fedavg": _LOCAL_GRID,
-    "fedprox": {**_LOCAL_GRID, "local.mu": [0.01, 0.1, 1.0]},
-    "fednova": _LOCAL_GRID,
-    "scaffold": _LOCAL_GRID,
-}
-
-
-def command() -> list[str]:
-    """Returns the command as it was typed."""
-    return ["feddm", *sys.argv[1:]]
 
 
 def _share(text: str) -> float:
@@ -211,18 +113,6 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise ValueError(text)
     return value
-
-
-def _axes(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Returns the axes of a grid from texts such as ``local.lr=0.1,0.01``."""
-    axes = {}
-    for text in texts:
-        key, _, values = text.partition("=")
-        chosen = [toml_value(part.strip()) for part in values.split(",") if part.strip()]
-        if not key.strip() or not chosen or len(set(map(str, chosen))) < len(chosen):
-            raise ConfigError(f"--grid takes key=value,value,... that differ, got {text!r}")
-        axes[key.strip()] = chosen
-    return axes
 
 
 def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -236,6 +126,29 @@ def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, An
             )
         files[name] = load_toml(Path(path))
     return files
+
+
+def _variants(
+    given: options.Given,
+    names: Sequence[str],
+    files: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+) -> list[Named]:
+    """Returns the configuration of every name and seed, if all can have the same privacy."""
+    configs: list[Named] = []
+    unfit: dict[str, list[str]] = {}  # names by the reason
+    for seed in seeds:
+        for name in names:
+            try:
+                configs.append((name, seed, _variant(given, name, files.get(name), seed)))
+            except UnfitAlgorithmError as error:
+                unfit.setdefault(str(error), []).append(name)
+        if unfit:
+            reasons = "; ".join(f"{text} ({', '.join(who)})" for text, who in unfit.items())
+            rest = ",".join(name for name, _, _ in configs)
+            hint = f"compare the others with --algorithms {rest}" if rest else "none is left"
+            raise ConfigError(f"{reasons}; {hint}")
+    return configs
 
 
 def _variant(
@@ -252,41 +165,3 @@ def _variant(
             f"that name, add --with {name}=FILE with a file that names the algorithm"
         )
     return given.resolved(file, seed=seed)
-
-
-def check_fair(configs: Sequence[tuple[str, int, Config]]) -> None:
-    """Raises `ConfigError` unless all are about the same data, clients and model.
-
-    Args:
-        configs: Name, seed and configuration of each run.
-    """
-    first, _, base = configs[0]
-    for name, seed, config in configs:
-        check_seed(config, seed)
-        for key in ("data", "partition", "model", "rounds", "participation"):
-            if getattr(config, key) != getattr(base, key):
-                raise ConfigError(
-                    f"{name} and {first} differ in {key}, so comparing them would say nothing"
-                )
-
-
-def check_seed(config: Config, seed: int) -> None:
-    """Raises `ConfigError` if a setting replaces the seed of a run."""
-    if config.seed != seed:
-        raise ConfigError(f"seed cannot be set to {config.seed}: --seeds says which there are")
-
-
-def held_out(given: options.Given, validation: float) -> options.Given:
-    """Returns what was given, evaluated on a share of the training examples."""
-    if "data.validation" in given.settings:
-        raise ConfigError("data.validation cannot be set here: --validation is for that")
-    return given.with_settings({"data.validation": validation})
-
-
-def shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
-    """Returns the display of a study."""
-    from rich.console import Console
-
-    from feddm.cli.study_display import StudyDisplay
-
-    return StudyDisplay(Console(quiet=silent), cells, study)

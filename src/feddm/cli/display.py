@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,18 +12,19 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from feddm.api import Observer
 from feddm.data.partition import class_table
 from feddm.models import num_params
+from feddm.promise import epsilon_cell, introduction, summary
 from feddm.results import to_line
 from feddm.seeding import generator
-from feddm.words import UNITS, epsilon_text, percent, size_text
+from feddm.words import percent, size_text
 
 if TYPE_CHECKING:
     from feddm.api import RunResult
     from feddm.build import Setup
-    from feddm.config import Config, PrivacyConfig
+    from feddm.config import Config
     from feddm.federation import RoundRecord
 
 HEADER = "    round  accuracy     loss         up       down   clients   server"
-PRIVATE_HEADER = "    round  accuracy     loss         up       down   epsilon   server"
+PRIVATE_HEADER = "    round  accuracy     loss         up       down      epsilon   server"
 STAGES = {"clients": "clients learn", "server": "server trains"}
 
 
@@ -96,19 +96,17 @@ class TextDisplay(Display):
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
         self._rounds = config.rounds
-        info, model = setup.dataset.info, setup.algorithm.model
-        table = class_table(setup.dataset.train.y.numpy(), setup.shards, len(info.classes))
-        sizes = table.sum(1)
-        size = num_params(model.init(generator(0, "size")))
+        size = num_params(setup.algorithm.model.init(generator(0, "size")))
         self._print(
-            f"{config.algorithm} on {info.name}, preset {config.preset}, seed {config.seed}: "
-            f"{len(sizes)} clients with {sizes.min():,} to {sizes.max():,} of {sizes.sum():,} "
-            f"examples and {(table > 0).sum(1).mean():.1f} of {len(info.classes)} classes on "
-            f"average; {config.model.name} with {size:,} parameters."
+            f"{config.algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.seed}: {clients_text(config, setup)}; {config.model.name} with {size:,} "
+            "parameters."
         )
         private = config.privacy.mechanism != "none"
         if private:
-            self._print(privacy_text(config))
+            self._print(introduction(config.privacy))
+        if config.data.validation:
+            self._print(validation_text(config, len(setup.dataset.test)))
         self._print(PRIVATE_HEADER if private else HEADER, style="bold")
         for record in records:
             self._print(line(record, self._rounds), style="dim")
@@ -142,8 +140,8 @@ class TextDisplay(Display):
             f"round {best.round}. All clients sent {size_text(up)} and received "
             f"{size_text(down)}."
         )
-        if (spent := records[-1].epsilon) is not None:
-            self._print(f"Privacy spent: {epsilon_text(spent, result.config.privacy.delta)}.")
+        if records[-1].privacy is not None:
+            self._print(summary(records[-1]))
         if result.directory is not None:
             self._print(f"Everything is in {result.directory}")
 
@@ -161,40 +159,33 @@ class TextDisplay(Display):
         )
 
 
+def clients_text(config: Config, setup: Setup) -> str:
+    """Returns how many clients there are and, unless that is private, what they have."""
+    number, classes = len(setup.shards), len(setup.dataset.info.classes)
+    if config.privacy.guaranteed:
+        return f"{number} clients, {classes} classes"
+    table = class_table(setup.dataset.train.y.numpy(), setup.shards, classes)
+    sizes = table.sum(1)
+    return (
+        f"{number} clients with {sizes.min():,} to {sizes.max():,} of {sizes.sum():,} examples "
+        f"and {(table > 0).sum(1).mean():.1f} of {classes} classes on average"
+    )
+
+
+def validation_text(config: Config, number: int) -> str:
+    """Returns what accuracies are about if it is not the test set."""
+    unprotected = ", which nothing protects" if config.privacy.guaranteed else ""
+    return f"Evaluated on {number:,} held-out training examples{unprotected}."
+
+
 def line(record: RoundRecord, rounds: int) -> str:
     """Returns a row of the table of rounds."""
+    if record.privacy is None:
+        clients = f"{f'{record.client_seconds:.1f} s':>9}"
+    else:
+        clients = f"{epsilon_cell(record.epsilon, record.privacy):>12}"
     return (
         f"{f'{record.round}/{rounds}':>9} {percent(record.accuracy):>9} {record.loss:>8.4f} "
         f"{size_text(record.bytes_up):>10} {size_text(record.bytes_down):>10} "
-        f"{_spent_or_seconds(record):>9} {record.server_seconds:>6.1f} s"
+        f"{clients} {record.server_seconds:>6.1f} s"
     )
-
-
-def _spent_or_seconds(record: RoundRecord) -> str:
-    # How long a private client computes would tell how many examples it has.
-    if record.epsilon is None:
-        return f"{record.client_seconds:.1f} s"
-    return f"{record.epsilon:.3f}" if math.isfinite(record.epsilon) else "none"
-
-
-def privacy_text(config: Config) -> str:
-    """Returns what is protected, how and how much."""
-    privacy = config.privacy
-    if privacy.mechanism == "paper":
-        return (
-            f"Noise of the paper, sigma {privacy.noise_multiplier:g}: no guarantee. It clips "
-            "the mean of a batch, begins with real images, and shows a client's classes. (The "
-            f"paper's formula would say epsilon {nominal_epsilon(privacy):.3g} at delta "
-            f"{privacy.delta:g}: nominal, and not so.)"
-        )
-    budget = f"budget epsilon {privacy.epsilon:g}" if privacy.epsilon else "no budget"
-    return (
-        f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
-        f"multiplier {privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added "
-        "or removed; it is with one client, so clients do not add up, and rounds do."
-    )
-
-
-def nominal_epsilon(privacy: PrivacyConfig) -> float:
-    """Returns the epsilon of the paper's ``sigma >= sqrt(2 log(1/delta) / epsilon)``."""
-    return 2 * math.log(1 / privacy.delta) / privacy.noise_multiplier**2

@@ -28,8 +28,6 @@ DataDir = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Show JSON, for other programs.")]
 
-PRIVACY = ("privacy", "epsilon", "delta", "ledger")
-
 # What makes up a configuration, in the order of the help text.
 CONFIGURATION: dict[str, Any] = {
     "config": Annotated[

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json as json_
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddm.cli import options
 from feddm.errors import ConfigError, LedgerError
+
+if TYPE_CHECKING:
+    from feddm.ledger import Ledger
+    from feddm.privacy.accounting import Released
 
 EXAMPLES = """\
 Examples:
@@ -28,6 +32,12 @@ Releases = Annotated[
 SampleRate = Annotated[
     float, typer.Option(help="Probability of an example to be in a release; 1: all are.")
 ]
+Counts = Annotated[
+    bool,
+    typer.Option(
+        "--counts", help="Count classes once a round as well, as FedDM by gradients does."
+    ),
+]
 Delta = Annotated[float, typer.Option(help="Of the guarantee.")]
 Folder = Annotated[
     Path | None,
@@ -41,6 +51,7 @@ def epsilon(
     rounds: Rounds = 1,
     releases: Releases = 1,
     sample_rate: SampleRate = 1.0,
+    counts: Counts = False,
     delta: Delta = 1e-5,
     json: options.Json = False,
 ) -> None:
@@ -49,7 +60,8 @@ def epsilon(
     from feddm.privacy.accounting import epsilon as cost
 
     try:
-        spent = cost([Released(rounds * releases, noise, sample_rate)], delta)
+        released = Released(rounds * releases, noise, sample_rate)
+        spent = cost([released, *_counts(counts, rounds)], delta)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if json:
@@ -64,6 +76,7 @@ def noise(
     rounds: Rounds = 1,
     releases: Releases = 1,
     sample_rate: SampleRate = 1.0,
+    counts: Counts = False,
     delta: Delta = 1e-5,
     json: options.Json = False,
 ) -> None:
@@ -72,7 +85,11 @@ def noise(
 
     try:
         least = noise_multiplier(
-            epsilon, delta, times=rounds * releases, sample_rate=sample_rate
+            epsilon,
+            delta,
+            times=rounds * releases,
+            sample_rate=sample_rate,
+            spent=_counts(counts, rounds),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -87,54 +104,113 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
     """Show what was spent of each data set.
 
     An example pays for the releases of its own client, in every split of the data set that was
-    ever used: the figure is for the client that spent most.
+    ever used: the figure is for the client that spent most. Examples, groups and clients have
+    figures of their own, because a release that protects one does not protect the others.
     """
-    from feddm.privacy.accounting import epsilon as cost
-    from feddm.vault import all_spent, ledger_root
+    from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
+    from feddm.results import finite
 
     rows = []
     for dataset in _folders(folder or ledger_root()):
-        events = all_spent(dataset)
-        clients = len(list(dataset.glob("*/client_*")))
-        rows.append((dataset.name, clients, len(events), cost(events, delta)))
+        found = Ledger(dataset)
+        clients = max((len(clients_in(split)) for split in found.splits()), default=0)
+        try:
+            spent = _spent_by_unit(found, delta)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        rows += [{"dataset": dataset.name, "clients": clients, **row} for row in spent]
     if json:
-        fields = ("dataset", "clients", "kinds", "epsilon")
-        finite = [(*row[:3], row[3] if math.isfinite(row[3]) else None) for row in rows]
-        print(json_.dumps([dict(zip(fields, row, strict=True)) for row in finite], indent=2))
+        print(json_.dumps(finite(rows), indent=2))
         return
-    for name, clients, _, spent in rows:
-        text = (
-            f"epsilon {spent:.4f} at delta {delta:g}"
-            if math.isfinite(spent)
-            else "no guarantee"
+    for row in rows:
+        reasons = row["unprotected"]
+        text = _epsilon_text(math.inf if reasons else row["epsilon"], delta)
+        print(f"{row['dataset']:<14} {row['clients']:>5,} clients  {row['unit']:<7}  {text}")
+        for reason in reasons:
+            print(f"  - {reason}")
+        if reasons:
+            print(f"  - all other releases: {_epsilon_text(row['protected'], delta)}")
+    own = run_ledger_root()
+    if folder is None and own.is_dir():
+        print(f"Runs with a ledger of their own: {len(_folders(own)):,}, in {own}")
+
+
+def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
+    """Returns for each unit of privacy what releases for it cost, and what others there are."""
+    from feddm.ledger import clients_in, costs, read_entries
+    from feddm.privacy.accounting import Released, Unprotected
+    from feddm.privacy.accounting import epsilon as cost
+
+    splits = {
+        split.name: [read_entries(client) for client in clients_in(split)]
+        for split in ledger.splits()
+    }
+    rows = []
+    for unit in sorted({e.unit for split in splits.values() for own in split for e in own}):
+        protected, unprotected = 0.0, set()
+        for name, clients in splits.items():
+            elsewhere = ledger.elsewhere(name, unit)
+            for own in clients:
+                events = [*elsewhere, *costs(own, unit)]
+                released = [event for event in events if isinstance(event, Released)]
+                protected = max(protected, cost(released, delta))
+                unprotected |= {e.what for e in events if isinstance(e, Unprotected)}
+        rows.append(
+            {
+                "unit": unit,
+                "epsilon": math.inf if unprotected else protected,
+                "protected": protected,
+                "unprotected": sorted(unprotected),
+            }
         )
-        print(f"{name:<16} {clients:>6,} clients   {text}")
+    return rows
 
 
 @app.command(epilog="Example: `feddm privacy uploads --json`")
 def uploads(folder: Folder = None, json: options.Json = False) -> None:
     """Show everything that clients uploaded under privacy: when, how large, and its hash."""
-    from feddm.vault import ledger_root, upload_log
+    from feddm.ledger import Ledger, clients_in, ledger_root
+    from feddm.vault import upload_log
+    from feddm.words import size_text
 
-    rows = []
-    for dataset in _folders(folder or ledger_root()):
-        for client in sorted(dataset.glob("*/client_*")):
-            rows += [
-                {"dataset": dataset.name, "client": client.name, **upload}
-                for upload in upload_log(client)
-            ]
+    rows = [
+        {"dataset": dataset.name, "split": split.name, "client": client.name, **upload}
+        for dataset in _folders(folder or ledger_root())
+        for split in Ledger(dataset).splits()
+        for client in clients_in(split)
+        for upload in upload_log(client)
+    ]
     if json:
         print(json_.dumps(rows, indent=2))
         return
+    heading = ""
     for row in rows:
+        whose = f"{row['dataset']}, split {row['split'][:8]}, {row['client']}"
+        if whose != heading:
+            heading = whose
+            print(heading)
         spent = "no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.4f}"
         print(
-            f"{row['time']}  {row['dataset']} {row['client']}  round {row['round']:>3}  "
-            f"{row['bytes']:>9,} B  {row['sha256'][:16]}  {spent}"
+            f"  {row['time'][:19]}  round {row['round']:>3}  {size_text(row['bytes']):>8}  "
+            f"{row['sha256'][:16]}  {spent}"
         )
+
+
+def _counts(released: bool, rounds: int) -> list[Released]:
+    """Returns what it takes to know the sizes of classes, if anything."""
+    from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
+    from feddm.privacy.accounting import Released
+
+    return [Released(rounds, COUNT_MULTIPLIER)] if released else []
 
 
 def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         raise LedgerError(f"{root} has no ledgers; a private run makes some")
     return sorted(path for path in root.iterdir() if path.is_dir())
+
+
+def _epsilon_text(epsilon: float, delta: float) -> str:
+    if not math.isfinite(epsilon):
+        return "no guarantee"
+    return f"epsilon {epsilon:.4f} at delta {delta:g}"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from feddm.cli.display import STAGES
+from feddm.comparison import accuracy_text, header, legend, name_text, summarize
 from feddm.comparison import cells as row_cells
-from feddm.comparison import header, legend
+from feddm.promise import epsilon_cell, label
 from feddm.studies import Cell, StudyObserver
 from feddm.words import percent
 
@@ -34,12 +37,11 @@ class StudyDisplay(StudyObserver):
     def __init__(self, console: Console, cells: Sequence[Cell], study: Path) -> None:
         self._console = console
         self._study = study
-        self._names = list(dict.fromkeys(cell.name for cell in cells))
-        self._seeds = list(dict.fromkeys(cell.seed for cell in cells))
-        self._texts = {(cell.name, cell.seed): "" for cell in cells}
-        self._rounds = {(cell.name, cell.seed): cell.config.rounds for cell in cells}
-        self._now: tuple[str, int] = (self._names[0], self._seeds[0])
-        self._last = ""
+        self._ended: dict[str, list[Sequence[RoundRecord]]] = {cell.name: [] for cell in cells}
+        self._seeds = Counter(cell.name for cell in cells)
+        self._private = any(cell.config.privacy.mechanism != "none" for cell in cells)
+        self._now = cells[0]
+        self._last = self._text = ""
         self._live = Live(console=console, transient=True, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -60,24 +62,26 @@ class StudyDisplay(StudyObserver):
             )
 
     def began(self, cell: Cell) -> None:
-        self._now = (cell.name, cell.seed)
+        self._now = cell
         self._last = ""
         self._show("starts")
 
     def progress(self, stage: str, fraction: float) -> None:
         if self._console.is_terminal:
-            self._show(f"{self._last} {STAGES[stage]} {100 * fraction:.0f} %".strip())
+            self._show(f"{self._last}{STAGES[stage]} {100 * fraction:.0f} %")
 
     def finished_round(self, record: RoundRecord) -> None:
-        name, seed = self._now
-        done = f"{record.round}/{self._rounds[self._now]}"
-        self._last = f"{percent(record.accuracy)} ({done})"
-        self._show(self._last)
+        done = f"round {record.round}/{self._now.config.rounds}"
+        accuracy = f"accuracy {percent(record.accuracy)}"
+        text = f"{done}, {label(accuracy, record.epsilon, record.privacy)}"
+        self._last = f"{text}; "
+        self._show(text)
         if not self._console.is_terminal:
-            self.say(f"{name} seed {seed}: round {done}, accuracy {percent(record.accuracy)}")
+            self.say(f"{self._now.name} seed {self._now.seed}: {text}")
 
     def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
-        self._show(percent(records[-1].accuracy) if records else "failed")
+        self._ended[cell.name].append(records)
+        self._show("ended" if records else "failed")
 
     def notice(self, text: str) -> None:
         self.say(f"Note: {text}.")
@@ -108,16 +112,27 @@ class StudyDisplay(StudyObserver):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, text: str) -> None:
-        self._texts[self._now] = text
-        if not self._console.is_terminal:
-            return
+        self._text = text
+        if self._console.is_terminal:
+            self._live.update(self.live_table())
+
+    def live_table(self) -> Group:
+        """Returns all names over the seeds that ended, and a line about the run of now."""
+        # Wide enough for "100.00 ± 12.34" and "no guarantee": only names are ever cut.
+        widths = {"seeds": 7, "final %": 14} | ({"epsilon": 12} if self._private else {})
+        room = self._console.width - sum(GAP + width for width in widths.values())
         table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for seed in self._seeds:
-            table.add_column(f"seed {seed}")
-        for name in self._names:
-            table.add_row(name, *(self._texts.get((name, seed), "") for seed in self._seeds))
-        self._live.update(table)
+        table.add_column("", max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
+        for title, width in widths.items():
+            table.add_column(title, justify="right", width=width, no_wrap=True)
+        for row in summarize(self._ended, ()):
+            done = f"{row.seeds + row.failed}/{self._seeds[row.name]}"
+            cells = [name_text(row), done, accuracy_text(row.final)]
+            if self._private:
+                cells.append(epsilon_cell(row.epsilon, row.privacy))
+            table.add_row(*cells)
+        now = f"{self._now.name} seed {self._now.seed}: {self._text}"
+        return Group(table, Text(now, no_wrap=True, overflow="ellipsis"))
 
 
 def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:

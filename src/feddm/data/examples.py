@@ -104,13 +104,12 @@ class Examples:
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
         """Returns the chosen examples as a model takes them."""
-        x = self.x[index]
         weight = None if self.weight is None else self.weight[index]
-        return Batch(
-            x if self.normalization is None else self.normalization.inputs(x),
-            self.y[index],
-            weight,
-        )
+        return Batch(self.inputs(self.x[index]), self.y[index], weight)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Returns what a model takes for images that lie in memory as these do."""
+        return x if self.normalization is None else self.normalization.inputs(x)
 
     def subset(self, index: Tensor) -> Examples:
         """Returns the chosen examples as they lie in memory."""

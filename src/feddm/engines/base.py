@@ -17,8 +17,8 @@ from torch import Tensor
 from feddm.algorithms.base import Algorithm, LocalResult
 from feddm.data.examples import Examples
 from feddm.errors import BudgetError, EngineError, LedgerError
-from feddm.privacy.accounting import covered
-from feddm.privacy.noise import digest
+from feddm.privacy.accounting import Event, covered
+from feddm.privacy.noise import Secret, digest
 from feddm.privacy.release import Noise
 from feddm.seeding import generator
 from feddm.tensors import CPU, Records, moved
@@ -99,57 +99,86 @@ def perform(
         begin = time.perf_counter()
         if vault is None:
             return work(None), time.perf_counter() - begin
-        return protected(work, algorithm, task, data, memory, vault), 0.0
+        context = context_of(
+            vault.terms.run, vault.secret, algorithm, task, data, memory, device
+        )
+        return protected(work, algorithm.planned, task, context, vault), 0.0
 
 
 def protected(
     work: Callable[[Noise], LocalResult],
-    algorithm: Algorithm,
+    planned: tuple[Event, ...],
     task: Task,
-    data: Examples,
-    memory: Records,
+    context: bytes,
     vault: Vault,
 ) -> LocalResult:
-    """Does private work, once: what was made for this very task before is returned again.
+    """Does private work; an error is told without its text, which may be about examples."""
+    try:
+        return _released_once(work, planned, task, context, vault)
+    except (BudgetError, LedgerError):
+        raise  # about what was released before, never about examples
+    except Exception:
+        trace = traceback.format_exc()
+    # Not while the error is handled: the new one would carry it along.
+    vault.log_error(trace)
+    raise EngineError(f"client {task.client} failed; {vault.errors} says why")
+
+
+def _released_once(
+    work: Callable[[Noise], LocalResult],
+    planned: tuple[Event, ...],
+    task: Task,
+    context: bytes,
+    vault: Vault,
+) -> LocalResult:
+    """Returns what was made in this very context, before or now.
 
     What is released is on the client's ledger before it is returned. It costs what was planned,
     so that the cost does not depend on the examples.
     """
-    try:
-        context = context_of(vault.run, algorithm, task, data, memory)
-        sent = vault.sent_before(context)
-        if sent is None:
-            # What is paid for already is made again with the same noise, and costs nothing.
-            if not any(entry.context == context for entry in vault.entries()):
-                vault.agree(algorithm.planned)
-            noise = Noise(vault.secret, task.round, context)
-            result = work(noise)
-            if not covered(noise.released, algorithm.planned):
-                raise ValueError(f"released {noise.released}, not {algorithm.planned}")
-            entry = vault.entry(task.round, context, algorithm.planned)
-            vault.spend(entry)
-            sent = Sent(result.upload, result.memory)
-            vault.keep(entry, sent)
-        return LocalResult(sent.upload, sent.memory, {"epsilon": vault.epsilon()})
-    except (BudgetError, LedgerError):
-        raise  # about what was released before, never about examples
-    except Exception:
-        vault.log_error(traceback.format_exc())
-        raise EngineError(f"client {task.client} failed; its errors.log says why") from None
+    paid = any(entry.context == context for entry in vault.entries())
+    if not paid:
+        vault.agree(planned)
+    sent = vault.sent_before(context) if paid else None
+    if sent is None:
+        # What is paid for already is made again with the same noise, and costs nothing.
+        noise = Noise(vault.secret, task.round, context)
+        result = work(noise)
+        if not covered(noise.released, planned):
+            raise ValueError(f"released {noise.released}, not {planned}")
+        entry = vault.entry(task.round, context, planned)
+        vault.spend(entry)
+        sent = Sent(result.upload, result.memory)
+        vault.keep(entry, sent)
+    return LocalResult(sent.upload, sent.memory, {"epsilon": vault.epsilon()})
 
 
 def context_of(
-    run: str, algorithm: Algorithm, task: Task, data: Examples, memory: Records
+    run: str,
+    secret: Secret,
+    algorithm: Algorithm,
+    task: Task,
+    data: Examples,
+    memory: Records,
+    device: torch.device,
 ) -> bytes:
     """Returns a digest of all that decides what a client releases.
 
     It decides the noise too, so that no two sums ever share it.
     """
     tensors = {name: part for name, part in vars(data).items() if isinstance(part, Tensor)}
+    # Another one may round otherwise, and the same noise would show the difference.
+    machine = (
+        torch.__version__,
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        device.type,
+    )
     parts = [
         repr((run, algorithm, data.normalization, task.client, task.round, task.seed)).encode(),
-        # Another version may round otherwise, and the same noise would show the difference.
-        repr((torch.__version__, platform.machine(), data.x.device.type)).encode(),
+        repr(machine).encode(),
+        # Under another secret it is another release, to be paid for.
+        secret.key,
         digest(task.download),
         digest(memory),
         digest({"data": tensors}),

@@ -13,6 +13,7 @@ whatever the weights. Noise is added once; all that follows looks at the noisy s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +21,12 @@ from torch import Tensor
 
 from feddm.augmentation import Transform, unchanged_images
 from feddm.data.examples import Examples
-from feddm.matching import ClassMeans, class_sums
-from feddm.models import Around, Model, Outputs, chunks
+from feddm.matching import ClassMeans
+from feddm.models import Around, Model, Outputs
+from feddm.privacy.alone import in_places
+from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.units import Unit, units_of
 from feddm.tensors import Tensors
-
-# Clipping ends this much below the bound, so that rounding cannot carry a sum beyond it.
-_SLACK = 1e-5
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,6 @@ class Bounded(Around):
         return Outputs(*both.split([embedding.shape[1], logits.shape[1]], 1))
 
 
-def shortened(rows: Tensor, most: float) -> Tensor:
-    """Returns rows that are at most so long; one with a number that is not finite becomes 0.
-
-    >>> shortened(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 1.0]]), 1.0)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000],
-            [0.0000, 0.0000]])
-    """
-    good = rows.isfinite().all(1, keepdim=True)
-    rows = torch.where(good, rows, torch.zeros_like(rows))
-    # By the largest number first, so that the squares of huge ones do not overflow.
-    largest = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-30)
-    # In double precision: of millions of numbers, single precision forgets the small ones.
-    length = largest * torch.linalg.vector_norm(
-        rows / largest, dim=1, keepdim=True, dtype=torch.float64
-    )
-    share: Tensor = (most * (1 - _SLACK) / length).clamp(max=1.0)
-    return rows * share.to(rows.dtype)
-
-
 def class_totals(
     model: Bounded,
     params: Tensors,
@@ -110,7 +90,8 @@ def class_totals(
 ) -> Tensor:
     """Returns the sums of one network before noise: a row for every class, empty or not.
 
-    What a unit of several examples adds is clipped once more, as a whole.
+    They are in whole numbers of ``bound.length / GRID``. What a unit of several examples adds
+    is clipped once more, as a whole.
 
     Args:
         model: The model that sees the examples, bounded by ``bound.features``.
@@ -120,64 +101,42 @@ def class_totals(
         transform: Changes the images first; the same for all.
         unit: Whose contribution is bounded.
     """
-    total = empty_totals(model, params, bound)
+    device = data.x.device
+    shape = totals_shape(model, params)
+    total = torch.zeros(shape, dtype=torch.int64, device=device)
     if unit == "example":
-        return total.add_(
-            _sums(model, params, data, torch.arange(len(data)), bound, transform)
-            if len(data)
-            else 0.0
-        )
-    units = units_of(data, unit)
+        for numbers, rows in _seen(model, params, data, bound, transform):
+            total.index_add_(0, data.y[numbers], whole(rows, bound.length))
+        return total
+    each = torch.zeros(len(data), shape[1], device=device)
+    for numbers, rows in _seen(model, params, data, bound, transform):
+        each[numbers] = rows
+    units = units_of(data, unit).to(device)
     for number in units.unique():
-        index = (units == number).nonzero().flatten()
-        one = _sums(model, params, data, index, bound, transform)
-        total.add_(shortened(one.view(1, -1), bound.length).view_as(one))
+        mine = units == number
+        one = torch.zeros(shape, dtype=torch.float64, device=device)
+        one.index_add_(0, data.y[mine], each[mine].double())
+        total += whole(shortened(one.view(1, -1), bound.length), bound.length).view(shape)
     return total
 
 
-def _sums(
-    model: Bounded,
-    params: Tensors,
-    data: Examples,
-    index: Tensor,
-    bound: Bound,
-    transform: Transform,
-) -> Tensor:
-    """Returns the sums over some examples, of which there is at least one."""
-    total: Tensor | None = None
-    with torch.no_grad():
-        for part in chunks(index.to(data.x.device)):
-            batch = data[part]
+def _seen(
+    model: Bounded, params: Tensors, data: Examples, bound: Bound, transform: Transform
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields some examples after others, and the rows that they add to the sums."""
+    for batch in in_places(data):
+        with torch.no_grad():
             outputs = model(params, transform(batch.x))
-            sums = _with_counts(outputs, batch.y, model.num_classes, bound)
-            total = sums if total is None else total.add_(sums)
-    assert total is not None
-    return total
+        rows = torch.cat(outputs, 1)[batch.places]
+        yield batch.numbers, torch.cat([rows, rows.new_full((len(rows), 1), bound.count)], 1)
 
 
-def empty_totals(model: Model, params: Tensors, bound: Bound) -> Tensor:
-    """Returns the sums of a client without examples."""
+def totals_shape(model: Model, params: Tensors) -> tuple[int, int]:
+    """Returns the shape of the sums of one network: its numbers, and one that counts."""
     device = next(iter(params.values())).device
     with torch.no_grad():
-        outputs = model(params, torch.zeros(1, *model.shape, device=device))
-    return torch.zeros_like(
-        _with_counts(
-            outputs,
-            torch.zeros(1, dtype=torch.int64, device=device),
-            model.num_classes,
-            bound,
-        )
-    )
-
-
-def _with_counts(outputs: Outputs, y: Tensor, num_classes: int, bound: Bound) -> Tensor:
-    # In double precision, so that what many examples add up to loses nothing.
-    exact = Outputs(*(tensor.double() for tensor in outputs))
-    ones = torch.full((len(y), 1), bound.count, dtype=torch.float64, device=y.device)
-    sums = class_sums(
-        Outputs(torch.cat([exact.embedding, ones], 1), exact.logits), y, num_classes
-    )
-    return torch.cat([sums.embedding, sums.logits], 1)
+        embedding, logits = model(params, torch.zeros(1, *model.shape, device=device))
+    return model.num_classes, embedding.shape[1] + logits.shape[1] + 1
 
 
 def noisy_means(
@@ -187,12 +146,12 @@ def noisy_means(
 
     Args:
         totals: Noisy sums, a row for every class.
-        num_classes: Number of logits, the last columns.
+        num_classes: Number of logits, the columns before the last.
         bound: What an example added.
         floor: Counts are taken to be at least this, so that means stay of a size.
     """
-    embedding, ones, logits = totals.split(
-        [totals.shape[1] - num_classes - 1, 1, num_classes], 1
+    embedding, logits, ones = totals.split(
+        [totals.shape[1] - num_classes - 1, num_classes, 1], 1
     )
     counts = ones / bound.count
     divisor = counts.clamp(min=floor)

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from feddm.privacy.accounting import Event, Released, Unprotected
+from feddm.privacy.clipping import GRID, real
 from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample
+
+# Deviations over the bound; of more, single whole numbers would not be drawn.
+_MOST_NOISE = 2**17
 
 
 class Noise:
@@ -53,16 +57,21 @@ class Noise:
 
         Args:
             number: Of the sum in this round; every sum has one of its own.
-            total: The sum, in double precision.
+            total: The sum in whole numbers, as `clipping.whole` makes them.
             bound: The most that one unit of privacy can change it, in Euclidean length.
             multiplier: Deviations of the noise over the bound.
         """
         if number in self._released:
             raise ValueError(f"sum {number} was released already")
         event = Released(1, multiplier, self._rates.get(number, 1.0))
+        if total.dtype != torch.int64:
+            raise ValueError("a sum must be in whole numbers, because others are not exact")
+        if multiplier > _MOST_NOISE:
+            raise ValueError(f"noise must be at most {_MOST_NOISE}, got {multiplier}")
         noise = gaussian(self._secret, self._label("sum", number), total.shape)
+        noise.mul_(multiplier * GRID).round_()
         self._released[number] = event
-        return total.to(torch.float64) + multiplier * bound * noise.to(total.device)
+        return real(total + noise.long().to(total.device), bound)
 
     def unprotected(self, number: int, shape: Sequence[int], what: str) -> Tensor:
         """Returns noise for a release that it does not protect, which then has no guarantee."""

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddm.comparison import Row, summarize
 from feddm.federation import RoundRecord
-from feddm.report.runs import Method, Run
+from feddm.promise import label
+from feddm.report.runs import Method
+from feddm.results import finite
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class MeanRound:
     client_seconds: float
     server_seconds: float
     epsilon: float | None
+
+
+def outcome(method: Method) -> Row:
+    """Returns what came out, over seeds, and what is promised about all of them."""
+    (row,) = summarize({method.name: [run.records for run in method.runs]}, ())
+    return row
 
 
 def mean_rounds(method: Method) -> list[MeanRound]:
@@ -59,8 +68,10 @@ def mean_rounds(method: Method) -> list[MeanRound]:
 
 def curves(method: Method) -> dict[str, Any]:
     rounds = mean_rounds(method)
+    last = outcome(method)
     return {
         "name": method.name,
+        "label": label(method.name, last.epsilon, last.privacy),
         "seeds": len(method.runs),
         "rounds": [each.round for each in rounds],
         "accuracy": [each.accuracy for each in rounds],
@@ -69,7 +80,7 @@ def curves(method: Method) -> dict[str, Any]:
         "sent": {unit: [each.sent[unit] for each in rounds] for unit in ("bytes", "floats")},
         "up": [each.bytes_up for each in rounds],
         "down": [each.bytes_down for each in rounds],
-        "clients": None if method.protected else [each.client_seconds for each in rounds],
+        "clients": None if method.private else [each.client_seconds for each in rounds],
         "server": [each.server_seconds for each in rounds],
         "epsilon": epsilons(method),
         "budget": method.config.privacy.epsilon,
@@ -79,8 +90,6 @@ def curves(method: Method) -> dict[str, Any]:
 def epsilons(method: Method) -> list[float]:
     """Returns what was spent after each round, if that is a guarantee at all."""
     spent = [each.epsilon for each in mean_rounds(method)]
-    if not method.protected or method.config.privacy.test_secret:
-        return []
     known = [epsilon for epsilon in spent if epsilon is not None and math.isfinite(epsilon)]
     return known if len(known) == len(spent) else []
 
@@ -90,19 +99,13 @@ def to_csv(methods: Sequence[Method]) -> str:
     file = io.StringIO()
     names = (
         *("accuracy", "loss", "floats_up", "floats_down", "bytes_up", "bytes_down"),
-        *("client_seconds", "server_seconds", "epsilon"),
+        *("client_seconds", "server_seconds", "epsilon", "delta", "unit", "privacy"),
     )
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("method", "seed", "round", *names))
     for method in methods:
         for run in method.runs:
             for record in run.records:
-                values = (_told(run, record, name) for name in names)
+                values = finite([getattr(record, name) for name in names])
                 writer.writerow((method.name, run.config.seed, record.round, *values))
     return file.getvalue()
-
-
-def _told(run: Run, record: RoundRecord, name: str) -> object:
-    if name == "client_seconds" and run.protected:
-        return None  # would tell how many examples they have
-    return getattr(record, name)

@@ -22,8 +22,9 @@ from jinja2 import Environment
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from feddm.comparison import guarantees
 from feddm.report import summary
-from feddm.report.means import curves, epsilons, to_csv
+from feddm.report.means import curves, epsilons, outcome, to_csv
 from feddm.report.pictures import TILES_IN_A_ROW, Partition, Sheet
 from feddm.report.runs import Method
 from feddm.results import finite
@@ -62,8 +63,8 @@ def html(report: Report) -> str:
         columns=summary.columns(methods),
         several=len(methods) > 1,
         many_seeds=any(len(method.runs) > 1 for method in methods),
-        private=[summary.promise(m) for m in methods if m.config.privacy.mechanism != "none"],
-        protected=any(method.protected for method in methods),
+        private=[summary.promise(method) for method in methods if method.private],
+        guarantees=guarantees([outcome(method) for method in methods]),
         spent=any(epsilons(method) for method in methods),
         sheets=report.sheets,
         partition=report.partition,

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feddm.build import build_dataset, build_shards, fingerprint
+from feddm.build import build_dataset, build_shards
 from feddm.config import Config
-from feddm.data.datasets import Dataset
+from feddm.data.datasets import Dataset, fingerprint
 from feddm.data.partition import Shards, class_table
 from feddm.errors import DataError
 from feddm.synthetic import SyntheticSet

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddm.config import Config
+from feddm.config import Config, PrivacyConfig
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.federation import RoundRecord
+from feddm.promise import promised
 from feddm.rundir import RunDirectory
 
 
@@ -34,9 +36,9 @@ class Run:
     environment: dict[str, Any]
 
     @property
-    def protected(self) -> bool:
-        """Whether something is to keep its examples private, well or not."""
-        return self.config.privacy.mechanism not in ("none", "paper")
+    def fingerprint(self) -> str | None:
+        """A digest of its data, unless only the owner of its ledger can compute it."""
+        return None if "ledger_id" in self.environment else self.environment.get("data")
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,14 @@ class Method:
         return len(self.runs[0].records)
 
     @property
+    def private(self) -> bool:
+        """Whether there is anything to say about privacy."""
+        return self.config.privacy.mechanism != "none"
+
+    @property
     def protected(self) -> bool:
-        return self.runs[0].protected
+        """Whether a mechanism is to keep its examples private."""
+        return self.config.privacy.guaranteed
 
 
 @dataclass(frozen=True)
@@ -108,10 +116,20 @@ def read_run(folder: Path, label: str | None = None) -> Run:
         environment = directory.environment()
     except RunDirectoryError:
         environment = {}  # a page without versions is better than none
-    records = tuple(directory.records())
+    records = tuple(completed(record, config.privacy) for record in directory.records())
     if not records:
         raise RunDirectoryError(f"{folder} has no finished round")
     return Run(label or config.algorithm, folder, config, records, environment)
+
+
+def completed(record: RoundRecord, privacy: PrivacyConfig) -> RoundRecord:
+    """Returns the record with what is promised, of which earlier versions wrote a part."""
+    if privacy.mechanism == "none" or record.privacy is not None:
+        return record
+    epsilon = record.epsilon
+    if epsilon is None or privacy.test_secret or not privacy.guaranteed:
+        epsilon = math.inf
+    return promised(record, epsilon, privacy)
 
 
 def grouped(runs: Iterable[Run]) -> tuple[tuple[Method, ...], list[str]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from feddm.comparison import Spread, accuracy_text
+from feddm.comparison import accuracy_text, guarantees
 from feddm.config import flat
+from feddm.promise import introduction, label, spent
 from feddm.report.command import command
-from feddm.report.means import epsilons, mean_rounds
+from feddm.report.means import mean_rounds, outcome
 from feddm.report.runs import Method
-from feddm.words import UNITS, percent, size_text, time_text
+from feddm.words import percent, size_text, time_text
 
 NEAR = 0.01  # what is within one point of the best accuracy is nearly as good
 
@@ -91,7 +92,7 @@ def cards(methods: Sequence[Method]) -> list[Card]:
         ),
     ]
     server = sum(each.server_seconds for each in rounds)
-    if not method.protected:
+    if not method.private:
         seconds = sum(each.client_seconds for each in rounds)
         shown.append(
             Card(
@@ -102,21 +103,24 @@ def cards(methods: Sequence[Method]) -> list[Card]:
         )
     else:
         shown.append(Card("Computing, server", time_text(server), "clients do not tell"))
-    if method.config.privacy.mechanism != "none":
-        shown.append(Card("Privacy", privacy_text(method), _privacy_more(method)))
+    if method.private:
+        row = outcome(method)
+        shown.append(Card("Privacy", spent(row.epsilon, row.privacy), guarantees([row])))
     return shown
 
 
 def _cards_of_several(methods: Sequence[Method]) -> list[Card]:
-    top = max(methods, key=lambda method: _final(method).mean)
-    goal = _final(top).mean - NEAR
+    top = max(methods, key=lambda method: outcome(method).final.mean)
+    best = outcome(top).final.mean
     frugal = [
         (reached.sent["bytes"], reached.round, method.name)
         for method in methods
-        for reached in [next((r for r in mean_rounds(method) if r.accuracy >= goal), None)]
+        for reached in [
+            next((r for r in mean_rounds(method) if r.accuracy >= best - NEAR), None)
+        ]
         if reached is not None
     ]
-    shown = [Card("Highest final accuracy", percent(_final(top).mean), _with_spread(top))]
+    shown = [Card("Highest final accuracy", percent(best), _with_spread(top))]
     if frugal:
         sent, number, name = min(frugal)
         after = f"{name}, after {_count(number, 'round')}"
@@ -138,65 +142,33 @@ def columns(methods: Sequence[Method]) -> list[str]:
         "Clients computed",
         "Server computed",
     ]
-    if any(method.config.privacy.mechanism != "none" for method in methods):
+    if any(method.private for method in methods):
         titles.append("Privacy")
     return titles
 
 
 def row(method: Method) -> dict[str, Any]:
     """Returns what the table says about a method."""
-    best = Spread.of([max(r.accuracy for r in run.records) for run in method.runs])
-    rounds = mean_rounds(method)
+    result, rounds = outcome(method), mean_rounds(method)
     clients = time_text(sum(each.client_seconds for each in rounds))
     return {
         "name": method.name,
-        "Final accuracy": f"{accuracy_text(_final(method))} %",
-        "Best": f"{accuracy_text(best)} %",
+        "Final accuracy": f"{accuracy_text(result.final)} %",
+        "Best": f"{accuracy_text(result.best)} %",
         "Sent by clients": size_text(rounds[-1].sent["bytes"]),
-        "Clients computed": "not told" if method.protected else clients,
+        "Clients computed": "not told" if method.private else clients,
         "Server computed": time_text(sum(each.server_seconds for each in rounds)),
-        "Privacy": privacy_text(method),
+        "Privacy": spent(result.epsilon, result.privacy),
     }
 
 
-def privacy_text(method: Method) -> str:
-    """Returns how private the runs of a method are, in two words."""
-    privacy = method.config.privacy
-    if privacy.mechanism == "none":
-        return "none"
-    if privacy.mechanism == "paper":
-        return "no guarantee"
-    if privacy.test_secret:
-        return "not private"
-    spent = epsilons(method)
-    return f"ε = {spent[-1]:.2f}" if spent else "no guarantee"
-
-
-def _privacy_more(method: Method) -> str:
-    privacy = method.config.privacy
-    if privacy.mechanism == "paper":
-        return "noise of the paper"
-    if privacy.test_secret:
-        return "secrets are fixed for tests"
-    return f"at δ = {privacy.delta:g}, for {UNITS[privacy.unit]}"
-
-
 def promise(method: Method) -> dict[str, str]:
-    """Returns what is protected, and how."""
-    privacy = method.config.privacy
-    budget = f"budget ε = {privacy.epsilon:g}" if privacy.epsilon else "no budget"
-    how = (
-        f"Private by {privacy.mechanism}: {budget} at δ = {privacy.delta:g}, noise multiplier "
-        f"{privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added or removed."
-    )
-    if privacy.mechanism == "paper":
-        how = (
-            f"Noise of the paper, sigma = {privacy.noise_multiplier:g}: it clips the mean of a "
-            "batch, begins with real images, and shows a client's classes."
-        )
-    elif privacy.test_secret:
-        how = "Secrets are fixed by privacy.test_secret, so anybody can take the noise off."
-    return {"name": method.name, "spent": privacy_text(method), "how": how}
+    """Returns what is promised, and how it is kept."""
+    row = outcome(method)
+    return {
+        "what": label(method.name, row.epsilon, row.privacy),
+        "how": introduction(method.config.privacy),
+    }
 
 
 def setup(method: Method) -> dict[str, Any]:
@@ -226,7 +198,9 @@ def versions(methods: Sequence[Method]) -> dict[str, str]:
 
     A digest of private data would confirm what somebody guesses, so it is not shown.
     """
-    hidden = {"run"} | ({"data"} if any(method.protected for method in methods) else set())
+    hidden = {"run", "ledger", "ledger_id"}
+    if any(method.private for method in methods):
+        hidden.add("data")
     runs = [run for method in methods for run in method.runs]
     names = dict.fromkeys(name for run in runs for name in run.environment)
     return {
@@ -238,12 +212,8 @@ def versions(methods: Sequence[Method]) -> dict[str, str]:
     }
 
 
-def _final(method: Method) -> Spread:
-    return Spread.of([run.records[-1].accuracy for run in method.runs])
-
-
 def _with_spread(method: Method) -> str:
-    std = _final(method).std
+    std = outcome(method).final.std
     return method.name if std is None else f"{method.name}, ± {100 * std:.2f} over seeds"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddm.comparison import points
+from feddm.comparison import caption, curves, summarize
 from feddm.errors import ConfigError, FedDMError, RunDirectoryError
 from feddm.figures import draw_curves, draw_partition
 from feddm.report.page import Report, html
@@ -74,7 +74,7 @@ def collected(found: Found, neighbours: bool = False) -> Report:
 
 def _partition(method: Method) -> Partition:
     run = method.runs[0]
-    split = Split.of(run.config, run.environment.get("data"))
+    split = Split.of(run.config, run.fingerprint)
     return split.partition(f"{method.name}, seed {run.config.seed}")
 
 
@@ -91,7 +91,7 @@ def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> li
         room = ROOM // len(sources) // (1 + neighbours)
         try:
             images = load_synthetic(run.folder / "synthetic.safetensors")
-            split = Split.of(run.config, run.environment.get("data")) if neighbours else None
+            split = Split.of(run.config, run.fingerprint) if neighbours else None
             sheets.append(sheet(name, run.config.seed, len(run.records), images, room, split))
         except FedDMError as error:
             if neighbours:
@@ -101,12 +101,12 @@ def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> li
 
 
 def _draw(report: Report, target: Path) -> tuple[Path, ...]:
-    runs = {
-        method.name: [points(run.records) for run in method.runs] for method in report.methods
-    }
+    runs = {method.name: [run.records for run in method.runs] for method in report.methods}
+    below = caption(summarize(runs, ()))
     files = []
     for ending in ("png", "pdf"):
-        files.append(draw_curves(runs, target.with_name(f"{target.stem}-accuracy.{ending}")))
+        path = target.with_name(f"{target.stem}-accuracy.{ending}")
+        files.append(draw_curves(curves(runs), path, below))
         if report.partition is not None:
             path = target.with_name(f"{target.stem}-partition.{ending}")
             split = report.partition

@@ -20,7 +20,7 @@
   const faded = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
   // Plotly reads tags in whatever it writes.
   const plain = text => String(text).replace(/[&<>]/g, c => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
-  const extra = method => plain(method.name).replaceAll("%{", "% {");  // nor fill in what a name asks for
+  const extra = method => plain(method.label).replaceAll("%{", "% {");  // nor fill in what a name asks for
   const short = (text, most = 12) => plain(text.length > most ? text.slice(0, most - 1) + "…" : text);
   const color = number => css(`--series-${number % SERIES}`);
   const dash = number => DASHES[Math.floor(number / SERIES) % DASHES.length];
@@ -76,16 +76,16 @@
   const lines = (x, y, text) => shown().flatMap(([method, number]) => {
     const xs = x(method), style = { color: color(number), width: 2.25, dash: dash(number) };
     const mean = {
-      type: "scatter", mode: xs.length > 40 ? "lines" : "lines+markers", x: xs, y: y(method), name: plain(method.name),
+      type: "scatter", mode: xs.length > 40 ? "lines" : "lines+markers", x: xs, y: y(method), name: plain(method.label),
       line: style, marker: { size: 7, symbol: SYMBOLS[number % SYMBOLS.length], color: style.color },
       customdata: text(method), hovertemplate: `%{customdata}<extra>${extra(method)}</extra>`, meta: method.name,
     };
     if (method.seeds < 2) return [mean];
     const band = [...percent(method.lowest), ...percent(method.highest).reverse()];
-    return [{ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], y: band, line: { width: 0 }, fill: "toself", fillcolor: faded(style.color, 0.16), hoverinfo: "skip" }, mean];
+    return [{ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], y: band, line: { width: 0 }, showlegend: false, fill: "toself", fillcolor: faded(style.color, 0.16), hoverinfo: "skip" }, mean];
   });
   const simple = (rows, y, text) => rows.map(([method, number]) => ({
-    type: "scatter", mode: "lines+markers", x: method.rounds, y: y(method), name: plain(method.name), meta: method.name,
+    type: "scatter", mode: "lines+markers", x: method.rounds, y: y(method), name: plain(method.label), meta: method.name,
     line: { color: color(number), width: 2.25, dash: dash(number) }, marker: { size: 6, symbol: SYMBOLS[number % SYMBOLS.length] },
     customdata: y(method).map(text), hovertemplate: `%{customdata}<extra>${extra(method)}</extra>`,
   }));
@@ -174,8 +174,8 @@
     privacy: () => {
       const rows = shown().filter(([method]) => method.epsilon.length);
       const budgets = [...new Set(rows.map(([method]) => method.budget).filter(Boolean))];
-      return [simple(rows, method => method.epsilon, value => `ε = ${value.toFixed(3)}`), layout({
-        hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: { title: "ε", rangemode: "tozero" },
+      return [simple(rows, method => method.epsilon, value => `epsilon ${value.toFixed(3)}`), layout({
+        hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: { title: "epsilon", rangemode: "tozero" },
         shapes: budgets.map(budget => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: budget, y1: budget, line: { color: css("--muted"), width: 1.5, dash: "dot" } })),
       })];
     },
@@ -215,7 +215,7 @@
     const button = element("button");
     button.type = "button";
     button.title = "Click: show or hide. Double click: show this one alone, or all.";
-    button.append(mark(number), element("span", "", method.name));
+    button.append(mark(number), element("span", "", method.label));
     button.addEventListener("click", () => { hidden.has(number) ? hidden.delete(number) : hidden.add(number); press(); });
     button.addEventListener("dblclick", () => {
       const alone = methods.every((_, other) => hidden.has(other) === (other !== number));
@@ -236,12 +236,13 @@
     show();
   });
 
-  // Every figure can be taken along as a picture.
+  // Every figure can be taken along as a picture, with the names that are beside it on the page.
+  const picture = ({ data, layout }) => ({ data, layout: data.some(trace => trace.meta) ? { ...layout, ...ownLegend } : layout });
   document.querySelectorAll("figure .plot").forEach(place => {
     const button = element("button", "save", "PNG");
     button.type = "button";
     button.title = "Save this figure";
-    button.addEventListener("click", () => Plotly.downloadImage(place, { format: "png", scale: 2, width: place.clientWidth, height: place.clientHeight, filename: `feddm-${place.id}` }));
+    button.addEventListener("click", () => Plotly.downloadImage(picture(place), { format: "png", scale: 2, width: place.clientWidth, height: place.clientHeight, filename: `feddm-${place.id}` }));
     place.parentElement.querySelector("header").append(button);
   });
   const save = (name, text, type) => {

@@ -1,0 +1,92 @@
+"""What `compare`, `tune` and `ablate` share: which runs go together, and how they are shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddm.cli import options
+from feddm.config import Config
+from feddm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from feddm.cli.study_display import StudyDisplay
+    from feddm.studies import Cell
+
+Named = tuple[str, int, Config]  # name, seed and configuration of a run
+
+Out = Annotated[
+    Path | None, typer.Option(help="Directory of the study, new or to be continued.")
+]
+Seeds = Annotated[str, typer.Option(help="Seeds with commas between.")]
+
+
+def listed_seeds(seeds: str) -> list[int]:
+    """Returns the value of ``--seeds``."""
+    return options.listed("--seeds", seeds, int, "whole numbers")
+
+
+def held_out(given: options.Given, validation: float) -> options.Given:
+    """Returns what was given, evaluated on a share of the training examples."""
+    if "data.validation" in given.settings:
+        raise ConfigError("data.validation cannot be set here: --validation is for that")
+    return given.with_settings({"data.validation": validation})
+
+
+def check_fair(configs: Sequence[Named]) -> None:
+    """Raises `ConfigError` unless all are about the same data, clients and model."""
+    first, _, base = configs[0]
+    for name, _, config in configs:
+        for key in ("data", "partition", "model", "rounds", "participation"):
+            if getattr(config, key) != getattr(base, key):
+                raise ConfigError(
+                    f"{name} and {first} differ in {key}, so comparing them would say nothing"
+                )
+
+
+def check_seeds(configs: Sequence[Named]) -> None:
+    """Raises `ConfigError` if a setting replaces the seed of a run."""
+    for _, seed, config in configs:
+        if config.seed != seed:
+            raise ConfigError(
+                f"seed cannot be set to {config.seed}: --seeds says which there are"
+            )
+
+
+def check_ledgers(configs: Sequence[Named]) -> None:
+    """Raises `ConfigError` unless it was said where private runs of a study are accounted.
+
+    By default all runs on a data set share a ledger, which is right for data that are used in
+    earnest, and never what somebody wants who compares settings.
+    """
+    private = [config for _, _, config in configs if config.privacy.guaranteed]
+    if not all(config.privacy.ledger for config in private):
+        raise ConfigError(
+            f"{len(private)} private runs on one data set would eat each other's budget, and "
+            "choosing by their results is not covered by it; with public data, --ledger new "
+            "gives each run a ledger of its own"
+        )
+    budgets = [c.privacy for c in private if c.privacy.epsilon and c.privacy.ledger != "new"]
+    if len(budgets) > 1 and len({privacy.ledger for privacy in budgets}) < len(budgets):
+        raise ConfigError(
+            f"the first of {len(budgets)} runs would spend the whole budget of --ledger "
+            f"{budgets[0].ledger}, which all share; --ledger new gives each run its own"
+        )
+
+
+def command() -> list[str]:
+    """Returns the command as it was typed."""
+    return ["feddm", *sys.argv[1:]]
+
+
+def shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
+    """Returns the display of a study."""
+    from rich.console import Console
+
+    from feddm.cli.study_display import StudyDisplay
+
+    return StudyDisplay(Console(quiet=silent), cells, study)

@@ -1,0 +1,179 @@
+"""Privacy and the other settings: which go together, which are not used, and why not.
+
+Values in, values or `ConfigError` out. All messages are one line that says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from feddm.errors import ConfigError, UnfitAlgorithmError
+
+Values = Mapping[str, Any]
+
+# What a mechanism puts over a preset. A guarantee asks for images that begin as noise, and for
+# few networks, each of which costs.
+_PRIVATE: dict[str, Values] = {
+    "features": {
+        "privacy": {"mechanism": "features"},
+        "synthesis": {"start": "noise", "networks": 2, "steps": 200, "lr": 10.0},
+    },
+    "gradients": {
+        "privacy": {"mechanism": "gradients"},
+        "synthesis": {"start": "noise", "lr": 1.0},
+    },
+    # The paper's bound, and the least of its three noise levels.
+    "paper": {"privacy": {"mechanism": "paper", "clip": 5.0, "noise_multiplier": 1.0}},
+}
+
+
+class Unused(NamedTuple):
+    """A setting that does nothing: the value that it then has, and what counts instead."""
+
+    value: object
+    instead: str
+
+
+# The values are fixed, whatever presets become, so that a configuration that was written down
+# can be told from one in which a user asked for something else.
+_SAMPLED = "privacy.sample_rate says how likely an example is to be in a step"
+_STEPS = "privacy.steps says how many steps there are, for all clients alike"
+_OF_GRADIENTS = {
+    "privacy.steps": Unused(50, "it is for --privacy gradients"),
+    "privacy.sample_rate": Unused(0.1, "it is for --privacy gradients"),
+}
+_OF_FEATURES = {
+    "privacy.projection": Unused(64, "it is for --privacy features"),
+    "privacy.learn": Unused("client", "it is for --privacy features"),
+}
+_UNUSED: dict[str, dict[str, Unused]] = {
+    "features": {
+        "synthesis.real_batch": Unused("all", "every network sees all examples of a client"),
+        **_OF_GRADIENTS,
+    },
+    "paper": {**_OF_FEATURES, **_OF_GRADIENTS},
+}
+_UNUSED_BY_IMAGES = {
+    "synthesis.steps": Unused(1, _STEPS),
+    "synthesis.networks": Unused("fresh", "every step has a network of its own"),
+    "synthesis.real_batch": Unused("all", _SAMPLED),
+    **_OF_FEATURES,
+}
+_UNUSED_BY_WEIGHTS = {
+    "local.epochs": Unused(1, _STEPS),
+    "local.batch_size": Unused(1, _SAMPLED),
+    **_OF_FEATURES,
+}
+
+
+def mechanism_of(given: Values) -> str:
+    """Returns what protects the examples: named, or the usual one if a budget is given.
+
+    >>> mechanism_of({"privacy": {"epsilon": 4.0}})
+    'features'
+    """
+    privacy = given.get("privacy")
+    if not isinstance(privacy, Mapping):
+        return "none"
+    if "mechanism" in privacy or not privacy.get("epsilon"):
+        return str(privacy.get("mechanism", "none"))
+    return "features" if given.get("algorithm", "feddm") == "feddm" else "gradients"
+
+
+def private_values(mechanism: str) -> Values:
+    """Returns the values that a mechanism puts over those of a preset."""
+    return _PRIVATE.get(mechanism, {})
+
+
+def unused(algorithm: str, mechanism: str) -> Mapping[str, Unused]:
+    """Returns the settings that do nothing under a mechanism."""
+    if mechanism == "gradients":
+        return _UNUSED_BY_IMAGES if algorithm == "feddm" else _UNUSED_BY_WEIGHTS
+    return _UNUSED.get(mechanism, {})
+
+
+def settled(values: Values, preset: Values, algorithm: str, mechanism: str) -> dict[str, Any]:
+    """Returns the values with those that are not used at their fixed value.
+
+    Args:
+        values: The whole configuration.
+        preset: What it would be if nobody had said anything.
+        algorithm: What is run.
+        mechanism: What protects the examples.
+
+    Raises:
+        ConfigError: If somebody asked for another value than the preset's.
+    """
+    result = dict(values)
+    for key, (value, instead) in unused(algorithm, mechanism).items():
+        section, _, name = key.partition(".")
+        given = values.get(section, {})
+        if not isinstance(given, Mapping):
+            continue  # which is an error of its own
+        found = given.get(name, value)
+        if found != value and found != preset.get(section, {}).get(name, value):
+            raise ConfigError(
+                f"{key} is not used with --privacy {mechanism}, so leave it out: {instead}"
+            )
+        result[section] = {**result.get(section, {}), name: value}
+    return result
+
+
+def check(config: Values) -> None:
+    """Raises `ConfigError` where settings and a guarantee exclude each other.
+
+    Args:
+        config: All values, each of which is valid on its own.
+    """
+    privacy, synthesis, algorithm = config["privacy"], config["synthesis"], config["algorithm"]
+    mechanism = privacy["mechanism"]
+    if mechanism == "none":
+        if privacy["epsilon"] or privacy["noise_multiplier"]:
+            raise ConfigError("a budget or noise needs a mechanism; name one with --privacy")
+        return
+    _check_algorithm(algorithm, mechanism)
+    if not privacy["epsilon"] and not privacy["noise_multiplier"]:
+        raise ConfigError(
+            "privacy needs a budget or the noise: --epsilon, or --set privacy.noise_multiplier"
+        )
+    if mechanism == "paper":
+        if privacy["epsilon"]:
+            raise ConfigError(
+                "--privacy paper gives no guarantee, so it has no epsilon; its noise is "
+                "--set privacy.noise_multiplier"
+            )
+        return
+    if algorithm == "feddm":
+        _check_synthesis(synthesis, mechanism)
+    elif config["local"]["augment"]:
+        raise ConfigError(
+            "local.augment must be off: the change of one image would depend on the others"
+        )
+
+
+def _check_algorithm(algorithm: str, mechanism: str) -> None:
+    if algorithm == "real":
+        raise UnfitAlgorithmError("real sends real images, which nothing makes private")
+    if mechanism in ("features", "paper") and algorithm != "feddm":
+        raise UnfitAlgorithmError(
+            f"--privacy {mechanism} is for feddm, other algorithms take gradients"
+        )
+
+
+def _check_synthesis(synthesis: Values, mechanism: str) -> None:
+    if synthesis["start"] != "noise":
+        raise ConfigError(
+            f"synthesis.start must be noise with --privacy {mechanism}: what begins with "
+            "images of a client shows them"
+        )
+    if synthesis["networks"] == "fresh" and mechanism == "features":
+        raise ConfigError("synthesis.networks must be a number: every network is a release")
+    if synthesis["second_moment"]:
+        raise ConfigError("synthesis.second_moment is not among what is released")
+    if synthesis["schedule"] != "constant" or synthesis["rounding"] != "final":
+        raise ConfigError(
+            "synthesis.schedule and .rounding must be constant and final with privacy"
+        )
+    if synthesis["augment"] and mechanism == "gradients":
+        raise ConfigError("synthesis.augment must be off with --privacy gradients")
