@@ -29,8 +29,8 @@ from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 GIVEN = 20.0  # a noise multiplier with which a round costs little
 KINDS: dict[str, dict[str, Any]] = {
-    "features": {"epsilon": 4.0},
-    "server": {"epsilon": 4.0, "set": {"privacy.learn": "server"}},
+    "features": {"epsilon": 4.0, "set": {"privacy.learn": "client"}},
+    "server": {"epsilon": 4.0},
     "gradients": {"epsilon": 4.0, "privacy": "gradients"},
     "fedavg": {"epsilon": 4.0, "algorithm": "fedavg"},
     "fedprox": {"epsilon": 4.0, "algorithm": "fedprox"},

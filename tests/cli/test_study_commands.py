@@ -285,12 +285,15 @@ class TestMessageSizeUnderPrivacy:
         "settings",
         [
             # So little noise that the sizes of classes are as good as exact.
-            {"privacy.noise_multiplier": 1e-6},
-            {"privacy.noise_multiplier": 1e-6, "synthesis.coding": "uint8"},
-            {"privacy.noise_multiplier": 1.0, "privacy.learn": "server"},
+            {"privacy.noise_multiplier": 1e-6, "privacy.learn": "client"},
+            {
+                "privacy.noise_multiplier": 1e-6,
+                "privacy.learn": "client",
+                "synthesis.coding": "uint8",
+            },
+            {"privacy.noise_multiplier": 1.0},
             {
                 "privacy.noise_multiplier": 1.0,
-                "privacy.learn": "server",
                 "privacy.projection": 0,
             },
         ],
@@ -321,7 +324,7 @@ class TestMessageSizeUnderPrivacy:
             assert rows[0]["floats"] == pytest.approx(sum(r.floats_up for r in sent) / 2)
 
     def test_sums_by_hand(self) -> None:
-        server = ("--epsilon", "4", "--set", "privacy.learn=server", "--set")
+        server = ("--epsilon", "4", "--set")
         rows = json.loads(run(*self.COMMAND, *server, "synthesis.networks=3"))
         # Three clients, three networks, ten classes; 64 features, ten logits and a count.
         assert rows[0]["floats"] == 3 * 3 * 10 * (64 + 10 + 1)
@@ -348,6 +351,7 @@ class TestMessageSizeUnderPrivacy:
     def test_a_smaller_budget_is_more_noise(self) -> None:
         # Clients have some 48 of each class, so that all noise can do is to take classes away.
         command = [*self.COMMAND, "--set", "partition.scheme=iid"]
+        command += ["--set", "privacy.learn=client"]
         large, small = (
             json.loads(run(*command, "--epsilon", epsilon, "--rounds", "20"))[0]["floats"]
             for epsilon in ("8", "0.5")
@@ -375,7 +379,10 @@ class TestMessageSizeUnderPrivacy:
 
     def test_what_cannot_be_known_is_told(self) -> None:
         with pytest.raises(ConfigError, match="depends on the examples which classes"):
-            run(*self.COMMAND, "--epsilon", "4", "--set", "privacy.unit=client")
+            run(
+                *(*self.COMMAND, "--epsilon", "4", "--set", "privacy.unit=client"),
+                *("--set", "privacy.learn=client"),
+            )
 
     def test_the_paper_is_not_shown_beside_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})

@@ -30,7 +30,7 @@ Examples:
 
 - `feddm message-size --dataset cifar10 --set synthesis.coding=uint8`
 
-- `feddm message-size --dataset mnist --epsilon 4 --set privacy.learn=server`"""
+- `feddm message-size --dataset mnist --epsilon 4`"""
 
 # Settings that decide the figures of the paper's table: those of models, and those of images.
 MODEL_KEYS = {"partition": ["clients"], "model": ModelConfig.model_fields}
