@@ -262,13 +262,21 @@ def test_what_users_name_does_no_harm(opened: Opened, tmp_path: Path) -> None:
 
 def test_a_private_run(opened: Opened, tmp_path: Path) -> None:
     private = config(rounds=2, privacy__mechanism="features", privacy__epsilon=4.0)
+    assert private.privacy.learn == "server"
     rounds = private_records([0.5, 0.6], 2.0, private.privacy)
-    run = write_run(tmp_path / "run", rounds, private, images(2))
+    run = write_run(tmp_path / "run", rounds, private, images(clients=1, each=3))
     page = opened(write_report([run]).page)
     assert page.curves("privacy") == ["feddm"]
     assert page.all("#partition") == []
     assert [each.text for each in page.all(".stat .value")][-1] == "epsilon 2.000"
     assert len(page.all("#time .barlayer .trace")) == 1  # the server's
+    # No client made these images, and none is named.
+    choice = Select(page.one("#sheet-client"))
+    assert [each.text for each in choice.options] == ["one of each", "all images"]
+    assert len(page.all("#images canvas")) == 10
+    choice.select_by_visible_text("all images")
+    assert len(page.all("#images canvas")) == 10 * 3
+    assert "What the server learned" in page.one("[data-sheet]").text
     assert page.errors() == []
 
 

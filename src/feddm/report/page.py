@@ -103,6 +103,7 @@ def _sheet(sheet: Sheet) -> dict[str, Any]:
         "method": sheet.method,
         "classes": sheet.classes,
         "clients": sheet.clients,
+        "by_server": sheet.by_server,
         "labels": sheet.labels,
         "shape": sheet.shape,
         "columns": TILES_IN_A_ROW,

@@ -41,6 +41,7 @@ class Sheet:
         shape: Height and width of a tile.
         png: The tiles, `TILES_IN_A_ROW` in a row.
         neighbours: The nearest real image of the same client and class for each, if asked for.
+        by_server: Whether the server made them, for all clients together.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Sheet:
     shape: tuple[int, int]
     png: bytes
     neighbours: bytes | None = None
+    by_server: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddm.comparison import caption, curves, summarize
+from feddm.config import Config
 from feddm.errors import ConfigError, FedDMError, RunDirectoryError
 from feddm.figures import draw_curves, draw_partition
 from feddm.report.page import Report, html
@@ -92,12 +93,17 @@ def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> li
         try:
             images = load_synthetic(run.folder / "synthetic.safetensors")
             split = Split.of(run.config, run.fingerprint) if neighbours else None
-            sheets.append(sheet(name, run.config.seed, len(run.records), images, room, split))
+            made = sheet(name, run.config.seed, len(run.records), images, room, split)
+            sheets.append(replace(made, by_server=_learned_by_server(run.config)))
         except FedDMError as error:
             if neighbours:
                 raise
             notes.append(f"The images of {name} are not shown: {error}.")
     return sheets
+
+
+def _learned_by_server(config: Config) -> bool:
+    return config.privacy.mechanism == "features" and config.privacy.learn == "server"
 
 
 def _draw(report: Report, target: Path) -> tuple[Path, ...]:

@@ -282,9 +282,10 @@
       load(uri).then(image => canvas.getContext("2d").drawImage(image, width * (number % columns), height * Math.floor(number / columns), width, height, 0, 0, width, height));
       return canvas;
     };
+    const whose = (sheet, client) => sheet.by_server ? "server" : `client ${client}`;
     const tile = (sheet, number) => {
       const box = element("span", "tile");
-      box.title = `client ${sheet.clients[number]}, class ${sheet.classes[sheet.labels[number]]}`;
+      box.title = `${whose(sheet, sheet.clients[number])}, class ${sheet.classes[sheet.labels[number]]}`;
       box.append(cut(sheet.image, sheet, number));
       if (sheet.neighbours) box.append(cut(sheet.neighbours, sheet, number));
       return box;
@@ -295,7 +296,7 @@
       if (sheet.classes.length > 20) return clients.map(client => {
         const band = element("div", "band"), flow = element("div", "flow");
         flow.append(...numbersOf(sheet, client).filter((n, i, ns) => sheet.labels[n] !== sheet.labels[ns[i - 1]]).map(n => tile(sheet, n)));
-        band.append(element("span", "name", `client ${client}`), flow);
+        band.append(element("span", "name", whose(sheet, client)), flow);
         return band;
       });
       const grid = element("div", "matrix");
@@ -303,7 +304,7 @@
       grid.append(element("span", "head", ""), ...sheet.classes.map(name => element("span", "head", name)));
       for (const client of clients) {
         const numbers = numbersOf(sheet, client);
-        grid.append(element("span", "side", client));
+        grid.append(element("span", "side", sheet.by_server ? "" : client));
         sheet.classes.forEach((_, label) => {
           const number = numbers.find(each => sheet.labels[each] === label);
           grid.append(number === undefined ? element("span", "none") : tile(sheet, number));
@@ -327,7 +328,8 @@
     };
     const offer = () => {
       const sheet = data.sheets[byMethod ? +byMethod.value : 0], before = byClient.value;
-      const options = [["all", "all clients"], ...[...new Set(sheet.clients)].map(client => [String(client), `client ${client}`])];
+      const options = sheet.by_server ? [["all", "one of each"], [String(sheet.clients[0]), "all images"]]
+        : [["all", "all clients"], ...[...new Set(sheet.clients)].map(client => [String(client), `client ${client}`])];
       byClient.replaceChildren(...options.map(([value, text]) => {
         const option = element("option", "", text);
         option.value = value;
