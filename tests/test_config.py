@@ -106,7 +106,9 @@ class TestLayers:
 
     @pytest.mark.parametrize(("option", "key", "value"), EVERY_OPTION)
     def test_every_option_sets_its_key(self, option: str, key: str, value: object) -> None:
-        config = resolve(options={option: value})
+        # Alone, delta and ledger would do nothing.
+        budget = {"epsilon": 2.0} if option in ("delta", "ledger") else {}
+        config = resolve(options={option: value} | budget)
         assert value_at(config, key) == value
         assert value_at(resolve(), key) != value
 

@@ -33,7 +33,7 @@ def test_a_line_can_be_read_by_people(tmp_path: Path) -> None:
     assert line == {
         "run": "name",
         "round": 3,
-        "context": "01ff",
+        "release": "01ff",
         "unit": "group",
         "for_tests": False,
         "events": [

@@ -127,3 +127,31 @@ def test_algorithms_that_cannot_be_protected_so(settings: dict[str, Any]) -> Non
 )
 def test_what_gives_a_guarantee(mechanism: Mechanism, guaranteed: bool) -> None:
     assert PrivacyConfig(mechanism=mechanism).guaranteed == guaranteed
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epsilon": 0.0}, "--epsilon must be above 0"),
+        ({"delta": 1e-6}, "privacy.delta does nothing without a budget"),
+        ({"ledger": "new"}, "privacy.ledger does nothing without a budget"),
+        ({"clip": 2.0}, "privacy.clip does nothing without a budget"),
+    ],
+)
+def test_privacy_that_is_asked_for_and_not_given(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve({"privacy": values})
+    # A configuration that was written down names its mechanism, and is complete.
+    assert resolve(resolve().model_dump()).privacy.mechanism == "none"
+
+
+def test_the_papers_noise_does_not_touch_the_shared_ledger() -> None:
+    assert resolve(options={"privacy": "paper"}).privacy.ledger == "new"
+    assert resolve(options={"privacy": "paper", "ledger": "/x"}).privacy.ledger == "/x"
+    assert resolve(options={"epsilon": 4.0}).privacy.ledger == ""
+
+
+@pytest.mark.parametrize("clip", [1e-7, 1e7, 0.0])
+def test_bounds_that_rounding_would_void(clip: float) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.clip must be"):
+        resolve(options={"epsilon": 4.0}, settings={"privacy.clip": clip})

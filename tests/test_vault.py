@@ -21,6 +21,7 @@ DELTA = 1e-5
 ONE = Entry("run", 1, b"first", (Released(2, 8.0), Released(30, 1.25, 0.125)))
 TWO = Entry("run", 2, b"second", (Released(1, 4.0), Unprotected("labels")))
 SENT = Sent(
+    b"making",
     {
         "params": {"w": torch.tensor([1.5, -2.0]), "b/c": torch.ones(2, 0)},
         "size": {"n": torch.tensor(1)},
@@ -81,7 +82,7 @@ def test_under_a_fixed_secret_no_epsilon_is_finite(tmp_path: Path) -> None:
     fixed = vaults(tmp_path, test_seed="seed")
     vault = fixed.of(0)
     vault.spend(vault.entry(1, b"", (Released(1, 100.0),)))
-    vault.keep(vault.entries()[0], SENT)
+    vault.list_upload(vault.entries()[0], SENT)
     assert vault.epsilon() == fixed.epsilon() == math.inf
     assert upload_log(vault.folder)[0]["epsilon"] is None
     # Nor does it for a run with secrets that comes later.
@@ -131,12 +132,12 @@ def test_what_was_spent_elsewhere_counts(tmp_path: Path) -> None:
         "[]",
         "null",
         "{}",
-        '{"round": 1, "context": "00", "events": [{"kind": "laplace"}]}',
-        '{"round": 1, "context": "00", "events": [{"kind": "gaussian", "times": 1}]}',
-        '{"round": 1, "context": "xx", "events": []}',
-        '{"round": 1, "context": "00", '
+        '{"round": 1, "release": "00", "events": [{"kind": "laplace"}]}',
+        '{"round": 1, "release": "00", "events": [{"kind": "gaussian", "times": 1}]}',
+        '{"round": 1, "release": "xx", "events": []}',
+        '{"round": 1, "release": "00", '
         '"events": [{"kind": "gaussian", "times": -1, "noise_multiplier": 1.0}]}',
-        '{"round": 1, "context": "00", '
+        '{"round": 1, "release": "00", '
         '"events": [{"kind": "gaussian", "times": 1, "noise_multiplier": "9"}]}',
     ],
 )
@@ -156,15 +157,16 @@ def test_a_damaged_line_is_refused(tmp_path: Path, line: str) -> None:
 def test_what_was_sent_is_given_back_for_the_same_context_alone(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     assert vault.sent_before(b"first") is None
-    vault.keep(ONE, SENT)
+    vault.keep(b"first", SENT)
     found = opened(tmp_path).sent_before(b"first")
     assert found is not None
+    assert found.release == b"making"
     assert to_bytes(found.upload) == to_bytes(SENT.upload)
     assert to_bytes(found.memory) == to_bytes(SENT.memory)
     assert set(found.upload) == set(SENT.upload)
     assert opened(tmp_path).sent_before(b"firs") is None
     assert opened(tmp_path).sent_before(b"second") is None
-    vault.keep(TWO, Sent({"empty": {"x": torch.empty(0, 3)}}, {}))
+    vault.keep(b"second", Sent(b"", {"empty": {"x": torch.empty(0, 3)}}, {}))
     assert vault.sent_before(b"first") is None
     second = vault.sent_before(b"second")
     assert second is not None
@@ -174,7 +176,7 @@ def test_what_was_sent_is_given_back_for_the_same_context_alone(tmp_path: Path) 
 
 def test_an_upload_that_was_cut_off_was_never_sent(tmp_path: Path) -> None:
     vault = opened(tmp_path)
-    vault.keep(ONE, SENT)
+    vault.keep(b"first", SENT)
     file = tmp_path / "sent.safetensors"
     for content in (file.read_bytes()[:-1], b""):
         file.write_bytes(content)
@@ -184,9 +186,9 @@ def test_an_upload_that_was_cut_off_was_never_sent(tmp_path: Path) -> None:
 def test_uploads_are_logged(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     vault.spend(entry(Released(1, 8.0)))
-    vault.keep(ONE, SENT)
+    vault.list_upload(ONE, SENT)
     vault.spend(TWO)
-    vault.keep(TWO, SENT)
+    vault.list_upload(TWO, SENT)
     first, second = upload_log(tmp_path)
     assert first["round"] == 1
     assert first["sha256"] == hashlib.sha256(to_bytes(SENT.upload)).hexdigest()

@@ -113,7 +113,7 @@ def run(
         ipc: Synthetic images a class.
         seed: Everything random comes from it.
         privacy: What protects the examples: ``features`` or ``gradients``.
-        epsilon: Privacy budget of the whole run.
+        epsilon: Privacy budget of the data set, for this run and those before it.
         delta: Of that guarantee.
         ledger: Folder of the clients' ledgers, or ``new`` for one that this run alone has; by
             default all runs on a data set share one.

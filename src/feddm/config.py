@@ -200,7 +200,7 @@ class PrivacyConfig(Section):
     noise_multiplier: NonNegativeFloat = Field(
         0.0, description="Noise over what one unit can change; 0: from epsilon."
     )
-    clip: PositiveFloat = Field(
+    clip: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         1.0, description="Most that an example adds; for features times sqrt(their number)."
     )
     projection: NonNegativeInt = Field(
@@ -315,6 +315,7 @@ def resolve(
         config = Config.model_validate(values | {"preset": name})
     except ValidationError as error:
         raise ConfigError(sentence(error.errors()[0], values, Config)) from None
+    privacy_rules.check_asked(given)
     privacy_rules.check(config.model_dump())
     if config.algorithm == "scaffold" and config.local.momentum:
         raise ConfigError(

@@ -37,7 +37,7 @@ class Entry:
     Args:
         run: Name of the run.
         round: Number of the round.
-        context: Digest of all that decided the release.
+        release: Tells one release from all others; one that is sent again is the same.
         events: What was released.
         unit: Whose contribution was bounded.
         for_tests: Whether the secret was a fixed one.
@@ -45,7 +45,7 @@ class Entry:
 
     run: str
     round: int
-    context: bytes
+    release: bytes
     events: tuple[Event, ...]
     unit: str = "example"
     for_tests: bool = False
@@ -87,7 +87,7 @@ def add_entry(client: Path, entry: Entry) -> None:
     line = {
         "run": entry.run,
         "round": entry.round,
-        "context": entry.context.hex(),
+        "release": entry.release.hex(),
         "unit": entry.unit,
         "for_tests": entry.for_tests,
         "events": [to_json(event) for event in entry.events],
@@ -270,7 +270,7 @@ def _entry(line: dict[str, Any]) -> Entry:
     return Entry(
         str(line["run"]),
         int(line["round"]),
-        bytes.fromhex(line["context"]),
+        bytes.fromhex(line["release"]),
         tuple(from_json(event) for event in line["events"]),
         str(line["unit"]),
         bool(line["for_tests"]),

@@ -25,8 +25,16 @@ _PRIVATE: dict[str, Values] = {
         "privacy": {"mechanism": "gradients"},
         "synthesis": {"start": "noise", "lr": 1.0},
     },
-    # The paper's bound, and the least of its three noise levels.
-    "paper": {"privacy": {"mechanism": "paper", "clip": 5.0, "noise_multiplier": 1.0}},
+    # The paper's bound, and the least of its three noise levels. What it releases would void
+    # the guarantee of all other runs on the same ledger.
+    "paper": {
+        "privacy": {
+            "mechanism": "paper",
+            "clip": 5.0,
+            "noise_multiplier": 1.0,
+            "ledger": "new",
+        }
+    },
 }
 
 
@@ -76,10 +84,12 @@ def mechanism_of(given: Values) -> str:
     'features'
     """
     privacy = given.get("privacy")
-    if not isinstance(privacy, Mapping):
+    if not isinstance(privacy, Mapping) or not privacy:
         return "none"
-    if "mechanism" in privacy or not privacy.get("epsilon"):
-        return str(privacy.get("mechanism", "none"))
+    if "mechanism" in privacy:
+        return str(privacy["mechanism"])
+    if not privacy.get("epsilon"):
+        return "none"
     return "features" if given.get("algorithm", "feddm") == "feddm" else "gradients"
 
 
@@ -120,6 +130,23 @@ def settled(values: Values, preset: Values, algorithm: str, mechanism: str) -> d
             )
         result[section] = {**result.get(section, {}), name: value}
     return result
+
+
+def check_asked(given: Values) -> None:
+    """Raises `ConfigError` if somebody asks for privacy and would get none, without a word.
+
+    Args:
+        given: What users said, each of which is valid on its own.
+    """
+    privacy = given.get("privacy", {})
+    if not privacy or "mechanism" in privacy or privacy.get("epsilon"):
+        return
+    if "epsilon" in privacy:
+        raise ConfigError("--epsilon must be above 0; without privacy, leave it out")
+    raise ConfigError(
+        f"privacy.{next(iter(privacy))} does nothing without a budget or a mechanism; give "
+        "--epsilon or --privacy"
+    )
 
 
 def check(config: Values) -> None:

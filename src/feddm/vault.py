@@ -46,8 +46,15 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client made in a round: what left, and what it keeps in mind."""
+    """What a client made in a round.
 
+    Args:
+        release: Tells one making from all others.
+        upload: What leaves.
+        memory: What the client keeps in mind.
+    """
+
+    release: bytes
     upload: Records
     memory: Records
 
@@ -116,16 +123,30 @@ class Vault:
             records = from_bytes((self.folder / "sent.safetensors").read_bytes())
         except (OSError, SafetensorError):
             return None  # none, or cut off: then it never left
-        about = records.pop(_ABOUT)["context"]
-        if bytes(about.tolist()) != context:
+        about = {name: bytes(part.tolist()) for name, part in records.pop(_ABOUT).items()}
+        if about["context"] != context:
             return None
-        return Sent(_part(records, _UPLOAD), _part(records, _MEMORY))
+        return Sent(about["release"], _part(records, _UPLOAD), _part(records, _MEMORY))
 
-    def entry(self, round_: int, context: bytes, events: tuple[Event, ...]) -> Entry:
+    def keep(self, context: bytes, sent: Sent) -> None:
+        """Stores what was made, before it is paid for and leaves."""
+        about = {
+            "context": torch.tensor(list(context), dtype=torch.uint8),
+            "release": torch.tensor(list(sent.release), dtype=torch.uint8),
+        }
+        upload = {f"{_UPLOAD}{name}": tensors for name, tensors in sent.upload.items()}
+        memory = {f"{_MEMORY}{name}": tensors for name, tensors in sent.memory.items()}
+        with durable.explained(LedgerError, self.folder):
+            durable.write_whole(
+                self.folder / "sent.safetensors",
+                to_bytes({_ABOUT: about, **upload, **memory}),
+            )
+
+    def entry(self, round_: int, release: bytes, events: tuple[Event, ...]) -> Entry:
         """Returns a line of this client's ledger."""
         terms = self.terms
         return Entry(
-            terms.run, round_, context, events, terms.asked.unit, self.secret.for_tests
+            terms.run, round_, release, events, terms.asked.unit, self.secret.for_tests
         )
 
     def spend(self, entry: Entry) -> None:
@@ -143,17 +164,9 @@ class Vault:
         with durable.explained(LedgerError, self.folder), self.errors.open("a") as file:
             file.write(f"{now()}\n{text}\n")
 
-    def keep(self, entry: Entry, sent: Sent) -> None:
-        """Stores an upload that is about to leave, and writes down that it does."""
+    def list_upload(self, entry: Entry, sent: Sent) -> None:
+        """Writes down that an upload leaves, also if it left before."""
         spent = self.epsilon()
-        context = {"context": torch.tensor(list(entry.context), dtype=torch.uint8)}
-        upload = {f"{_UPLOAD}{name}": tensors for name, tensors in sent.upload.items()}
-        memory = {f"{_MEMORY}{name}": tensors for name, tensors in sent.memory.items()}
-        with durable.explained(LedgerError, self.folder):
-            durable.write_whole(
-                self.folder / "sent.safetensors",
-                to_bytes({_ABOUT: context, **upload, **memory}),
-            )
         line = {
             "round": entry.round,
             "sha256": hashlib.sha256(to_bytes(sent.upload)).hexdigest(),

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,23 @@ def test_sums_do_not_depend_on_the_order(rows: list[list[float]], random: object
     order = list(range(len(rows)))
     random.shuffle(order)  # type: ignore[attr-defined]
     assert torch.equal(numbers.sum(0), numbers[order].sum(0))
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=80),
+    st.sampled_from([1e-6, 1e-3, 1.0, 1e6]),
+)
+def test_the_smallest_and_largest_bounds_hold_too(row: list[float], most: float) -> None:
+    numbers = whole(shortened(torch.tensor([row]), most), most)[0].tolist()
+    assert sum(number**2 for number in numbers) <= GRID**2
+
+
+@pytest.mark.parametrize("most", [1e-6, 1e-3, 1.0])
+def test_huge_rows_of_equal_numbers(most: float) -> None:
+    # Where the share that is left of them is below the least number of single precision.
+    short = shortened(torch.full((1, 74), 3.4e38), most).double()
+    assert float(short.norm()) <= most
+    assert float(short.norm()) > 0.9999 * most
 
 
 def test_what_is_not_finite_is_nothing() -> None:

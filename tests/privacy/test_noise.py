@@ -2,6 +2,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, NoReturn
 
 import numpy as np
@@ -103,6 +104,22 @@ class TestLabel:
 
 def recomputed(drawn: bytes, num: int) -> list[float]:
     """Returns uniform numbers from AES of a counter, block by block."""
+    return [((word >> 12) + 0.5) / 2**52 for word in words(drawn, num)]
+
+
+def recomputed_gaussian(num: int) -> list[float]:
+    """Returns normal numbers from one word for the sign and 52 bits, and one for 53 more."""
+    drawn = words(b"gaussian", 2 * num)
+    numbers = []
+    for word, more in zip(drawn[:num], drawn[num:], strict=True):
+        share = Fraction(2 * ((word >> 12) << 53) + 2 * (more >> 11) + 1, 2**107)
+        number = float(stats.norm.ppf(float(share)))
+        numbers.append(-number if word % 2 else number)
+    return numbers
+
+
+def words(drawn: bytes, num: int) -> list[int]:
+    """Returns 64 bits at a time."""
     key = hashlib.blake2b(digest_size=32, key=bytes(range(32)), person=b"feddm " + drawn)
     key.update((4).to_bytes(8, "big") + b"sums" + (3).to_bytes(8, "big"))
     key.update((7).to_bytes(8, "big") + (10).to_bytes(8, "big") + b"downloaded")
@@ -110,14 +127,13 @@ def recomputed(drawn: bytes, num: int) -> list[float]:
     blocks = [
         cipher.encryptor().update(i.to_bytes(16, "big")) for i in range(math.ceil(num / 2))
     ]
-    words = [int.from_bytes(b[i : i + 8], "little") for b in blocks for i in (0, 8)]
-    return [((word >> 12) + 0.5) / 2**52 for word in words[:num]]
+    return [int.from_bytes(b[i : i + 8], "little") for b in blocks for i in (0, 8)][:num]
 
 
 def test_recomputed_block_by_block() -> None:
     # More than 256 blocks, so that the counter has a carry.
     assert uniform(SECRET, LABEL, (601,)).tolist() == recomputed(b"uniform", 601)
-    expected = stats.norm.ppf(recomputed(b"gaussian", 601))
+    expected = recomputed_gaussian(601)
     np.testing.assert_allclose(gaussian(SECRET, LABEL, (601,)), expected, rtol=1e-12)
     kept = [i for i, u in enumerate(recomputed(b"sample", 601)) if u < 0.3]
     assert poisson_sample(SECRET, LABEL, 601, 0.3).tolist() == kept
@@ -127,7 +143,7 @@ def test_known_values_so_that_a_release_can_be_repeated() -> None:
     # From `openssl enc -aes-256-ctr` and scipy's norm.ppf.
     assert uniform(SECRET, LABEL, (2,)).tolist() == [0.517695010759924, 0.25946949355044413]
     noise = gaussian(SECRET, LABEL, (2,)).tolist()
-    assert noise == pytest.approx([1.4701130594148348, -0.24440923146942573], rel=1e-12)
+    assert noise == pytest.approx([-0.08880808520020868, 0.8354632214332711], rel=1e-12)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -194,13 +210,25 @@ def test_gaussian_numbers() -> None:
     assert abs(correlation(numbers[1:], numbers[:-1])) < 4 / math.sqrt(MANY)
 
 
-@pytest.mark.parametrize(("byte", "bound"), [(b"\x00", -8.2095), (b"\xff", 8.2095)])
+# By scipy's norm.ppf of 2**-107, the least share, and of 1/2, the largest.
+@pytest.mark.parametrize(("byte", "number"), [(b"\x00", -11.8966), (b"\xff", 0.0)])
 def test_the_outermost_numbers_are_finite(
-    byte: bytes, bound: float, monkeypatch: pytest.MonkeyPatch
+    byte: bytes, number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feddm.privacy.noise._keystream", lambda *args: byte * args[-1])
     assert 0 < uniform(SECRET, LABEL, ()).item() < 1
-    assert gaussian(SECRET, LABEL, ()).item() == pytest.approx(bound, abs=1e-4)
+    assert gaussian(SECRET, LABEL, ()).item() == pytest.approx(number, abs=1e-4)
+
+
+def test_far_out_numbers_are_as_fine_as_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The least 52 bits that are not 0, at 8 deviations, with other bits behind them.
+    drawn = []
+    for more in (0, 1 << 40, 1 << 63):
+        stream = (1 << 12).to_bytes(8, "little") + more.to_bytes(8, "little")
+        monkeypatch.setattr("feddm.privacy.noise._keystream", lambda *_, s=stream: s)
+        drawn.append(gaussian(SECRET, LABEL, ()).item())
+    assert drawn[0] < drawn[1] < drawn[2]
+    assert drawn[1] - drawn[0] < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), torch.Size([2, 2])])

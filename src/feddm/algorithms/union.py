@@ -116,7 +116,7 @@ class TrainsOnUnion:
         union = united((u.client, self.decoded(u.records["examples"])) for u in uploads)
         if not len(union.get("y", ())):
             raise EmptyRoundError(
-                f"no client has a class with {self.min_class_size} images or more; "
+                f"no client found a class with {self.min_class_size} images or more; "
                 "lower synthesis.min_class_size or use fewer clients"
             )
         return self.learned(state, union, rng, tick)

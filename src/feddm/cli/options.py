@@ -52,7 +52,7 @@ CONFIGURATION: dict[str, Any] = {
         typer.Option(help="Protect examples: features, gradients, or paper (no guarantee)."),
     ],
     "epsilon": Annotated[
-        float | None, typer.Option(help="Privacy budget of the whole run; sets the noise.")
+        float | None, typer.Option(help="Privacy budget of the data set; sets the noise.")
     ],
     "delta": Annotated[
         float | None, typer.Option(help="Of that guarantee; 1e-5 if not given.")

@@ -105,7 +105,8 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
 
     An example pays for the releases of its own client, in every split of the data set that was
     ever used: the figure is for the client that spent most. Examples, groups and clients have
-    figures of their own, because a release that protects one does not protect the others.
+    figures of their own, because a release that protects one does not protect the others. Runs
+    without privacy are not on any ledger.
     """
     from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
     from feddm.results import finite
@@ -168,14 +169,18 @@ def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
 
 @app.command(epilog="Example: `feddm privacy uploads --json`")
 def uploads(folder: Folder = None, json: options.Json = False) -> None:
-    """Show everything that clients uploaded under privacy: when, how large, and its hash."""
-    from feddm.ledger import Ledger, clients_in, ledger_root
+    """Show everything that clients uploaded under privacy: when, how large, and its hash.
+
+    Shapes are in `--json`. Uploads of runs without privacy are not listed.
+    """
+    from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
     from feddm.vault import upload_log
     from feddm.words import size_text
 
     rows = [
         {"dataset": dataset.name, "split": split.name, "client": client.name, **upload}
-        for dataset in _folders(folder or ledger_root())
+        for root in ([folder] if folder else [ledger_root(), *run_ledger_root().glob("*")])
+        for dataset in _folders(root)
         for split in Ledger(dataset).splits()
         for client in clients_in(split)
         for upload in upload_log(client)

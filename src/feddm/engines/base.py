@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import platform
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from feddm.algorithms.base import Algorithm, LocalResult
 from feddm.data.examples import Examples
 from feddm.errors import BudgetError, EngineError, LedgerError
 from feddm.privacy.accounting import Event, covered
-from feddm.privacy.noise import Secret, digest
+from feddm.privacy.noise import digest
 from feddm.privacy.release import Noise
 from feddm.seeding import generator
 from feddm.tensors import CPU, Records, moved
@@ -99,9 +98,10 @@ def perform(
         begin = time.perf_counter()
         if vault is None:
             return work(None), time.perf_counter() - begin
-        context = context_of(
-            vault.terms.run, vault.secret, algorithm, task, data, memory, device
-        )
+
+        def context() -> bytes:
+            return context_of(vault.terms.run, algorithm, task, data, memory)
+
         return protected(work, algorithm.planned, task, context, vault), 0.0
 
 
@@ -109,12 +109,12 @@ def protected(
     work: Callable[[Noise], LocalResult],
     planned: tuple[Event, ...],
     task: Task,
-    context: bytes,
+    context: Callable[[], bytes],
     vault: Vault,
 ) -> LocalResult:
     """Does private work; an error is told without its text, which may be about examples."""
     try:
-        return _released_once(work, planned, task, context, vault)
+        return _released_once(work, planned, task, context(), vault)
     except (BudgetError, LedgerError):
         raise  # about what was released before, never about examples
     except Exception:
@@ -131,54 +131,38 @@ def _released_once(
     context: bytes,
     vault: Vault,
 ) -> LocalResult:
-    """Returns what was made in this very context, before or now.
+    """Returns what was made in this very context before, if that is still there, or makes it.
 
-    What is released is on the client's ledger before it is returned. It costs what was planned,
-    so that the cost does not depend on the examples.
+    It is stored, then paid for, then listed, and then returned: a crash in between costs no
+    more, and never less. What is no longer there is made anew under other noise and paid for
+    anew. The same noise would be cheaper, and show whatever another machine or version rounds
+    otherwise. It costs what was planned, so that the cost does not depend on the examples.
     """
-    paid = any(entry.context == context for entry in vault.entries())
+    sent = vault.sent_before(context)
+    paid = sent is not None and any(e.release == sent.release for e in vault.entries())
     if not paid:
         vault.agree(planned)
-    sent = vault.sent_before(context) if paid else None
     if sent is None:
-        # What is paid for already is made again with the same noise, and costs nothing.
-        noise = Noise(vault.secret, task.round, context)
+        release = hashlib.sha256(context + vault.secret.nonce()).digest()
+        noise = Noise(vault.secret, task.round, release)
         result = work(noise)
         if not covered(noise.released, planned):
             raise ValueError(f"released {noise.released}, not {planned}")
-        entry = vault.entry(task.round, context, planned)
-        vault.spend(entry)
-        sent = Sent(result.upload, result.memory)
-        vault.keep(entry, sent)
+        sent = Sent(release, result.upload, result.memory)
+        vault.keep(context, sent)
+    entry = vault.entry(task.round, sent.release, planned)
+    vault.spend(entry)
+    vault.list_upload(entry, sent)
     return LocalResult(sent.upload, sent.memory, {"epsilon": vault.epsilon()})
 
 
 def context_of(
-    run: str,
-    secret: Secret,
-    algorithm: Algorithm,
-    task: Task,
-    data: Examples,
-    memory: Records,
-    device: torch.device,
+    run: str, algorithm: Algorithm, task: Task, data: Examples, memory: Records
 ) -> bytes:
-    """Returns a digest of all that decides what a client releases.
-
-    It decides the noise too, so that no two sums ever share it.
-    """
+    """Returns a digest of all that decides what a client releases, beside its noise."""
     tensors = {name: part for name, part in vars(data).items() if isinstance(part, Tensor)}
-    # Another one may round otherwise, and the same noise would show the difference.
-    machine = (
-        torch.__version__,
-        platform.machine(),
-        torch.backends.cpu.get_cpu_capability(),
-        device.type,
-    )
     parts = [
         repr((run, algorithm, data.normalization, task.client, task.round, task.seed)).encode(),
-        repr(machine).encode(),
-        # Under another secret it is another release, to be paid for.
-        secret.key,
         digest(task.download),
         digest(memory),
         digest({"data": tensors}),

@@ -36,7 +36,8 @@ def shortened(rows: Tensor, most: float) -> Tensor:
         rows / largest, dim=1, keepdim=True, dtype=torch.float64
     )
     share: Tensor = (most * (1 - _SLACK) / length).clamp(max=1.0)
-    return rows * share.to(rows.dtype)
+    # And there too, because the share of a huge row would be too small a number.
+    return (rows.double() * share).to(rows.dtype)
 
 
 def whole(rows: Tensor, most: float) -> Tensor:

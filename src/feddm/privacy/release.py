@@ -24,8 +24,9 @@ class Noise:
     Args:
         secret: Of the client.
         round_: Number of the round.
-        context: Digest of all that decides the sums: what was downloaded, the settings, and the
-            examples themselves. With another one of these, the noise is another.
+        context: Digest of a number that never comes again, and of all that decides the sums:
+            what was downloaded, the settings, and the examples themselves. With another one of
+            these, the noise is another.
     """
 
     def __init__(self, secret: Secret, round_: int, context: bytes) -> None:
