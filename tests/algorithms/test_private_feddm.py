@@ -179,7 +179,7 @@ class TestFeatures:
 class TestServer:
     def test_the_sums_of_clients_are_added(self) -> None:
         algorithm = built("server", 0.1)
-        first = local(algorithm, examples(0, 0, 1, 1)).upload
+        first = local(algorithm, examples(*[0] * 9, *[1] * 9)).upload
         second = local(algorithm, examples(2, 2, 2, seed=3), OTHER_SECRET).upload
         total = sum(each["sums"]["totals"].double() for each in (first, second))
         assert isinstance(total, torch.Tensor)
