@@ -74,6 +74,12 @@ def test_a_folder_without_ledgers(tmp_path: Path) -> None:
         run("privacy", "ledger", str(tmp_path / "none"))
 
 
+def test_a_folder_in_which_nothing_was_released(tmp_path: Path) -> None:
+    assert run("privacy", "ledger", str(tmp_path)) == "Nothing was spent yet.\n"
+    nothing = "Nothing was uploaded under privacy yet.\n"
+    assert run("privacy", "uploads", str(tmp_path)) == nothing
+
+
 @pytest.fixture(scope="module")
 def ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the ledgers of two runs of two rounds each, under one budget."""
@@ -190,3 +196,13 @@ def test_ledgers_of_single_runs_are_counted(
         assert f"Runs with a ledger of their own: 1, in {tmp_path}" in run("privacy", "ledger")
     finally:
         (tmp_path / "ledgers").rename(ledgers)
+
+
+def test_uploads_of_single_runs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddm.ledger.user_data_path", lambda name: tmp_path)
+    noise = ("--privacy", "features", "--set", "privacy.noise_multiplier=8")
+    run("run", *noise, "--ledger", "new", *SMALL, "--out", str(tmp_path / "run"))
+    clients = {row["client"] for row in json.loads(run("privacy", "uploads", "--json"))}
+    assert "client_000000" in clients

@@ -123,6 +123,8 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
     if json:
         print(json_.dumps(finite(rows), indent=2))
         return
+    if not rows:
+        print("Nothing was spent yet.")
     for row in rows:
         reasons = row["unprotected"]
         text = _epsilon_text(math.inf if reasons else row["epsilon"], delta)
@@ -177,9 +179,12 @@ def uploads(folder: Folder = None, json: options.Json = False) -> None:
     from feddm.vault import upload_log
     from feddm.words import size_text
 
+    own = sorted(run_ledger_root().glob("*"))  # of single runs
+    shared = [ledger_root()] if ledger_root().is_dir() or not own else []
+    roots = [folder] if folder else [*shared, *own]
     rows = [
         {"dataset": dataset.name, "split": split.name, "client": client.name, **upload}
-        for root in ([folder] if folder else [ledger_root(), *run_ledger_root().glob("*")])
+        for root in roots
         for dataset in _folders(root)
         for split in Ledger(dataset).splits()
         for client in clients_in(split)
@@ -188,6 +193,8 @@ def uploads(folder: Folder = None, json: options.Json = False) -> None:
     if json:
         print(json_.dumps(rows, indent=2))
         return
+    if not rows:
+        print("Nothing was uploaded under privacy yet.")
     heading = ""
     for row in rows:
         whose = f"{row['dataset']}, split {row['split'][:8]}, {row['client']}"
