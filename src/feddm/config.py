@@ -228,6 +228,11 @@ class PrivacyConfig(Section):
         """Whether the mechanism gives a guarantee."""
         return self.mechanism in ("features", "gradients")
 
+    @property
+    def sends_sums(self) -> bool:
+        """Whether clients upload noisy sums, and no images."""
+        return self.mechanism == "features" and self.learn == "server"
+
 
 class RuntimeConfig(Section):
     """Where and how the work is done; all but the workers change bits of results."""
@@ -353,6 +358,19 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         _assign(values, key, value)
     return values
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns sections as values by their dotted keys.
+
+    >>> flat({"seed": 1, "server": {"lr": 0.1}})
+    {'seed': 1, 'server.lr': 0.1}
+    """
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        below = isinstance(value, Mapping)
+        result |= flat(value, f"{prefix}{key}.") if below else {f"{prefix}{key}": value}
+    return result
 
 
 def load_toml(path: Path) -> dict[str, Any]:

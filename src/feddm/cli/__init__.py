@@ -22,6 +22,7 @@ from feddm.cli import (
     config,
     data,
     message_size,
+    paper,
     partition,
     privacy,
     run,
@@ -46,6 +47,7 @@ app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
 app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
+app.command(rich_help_panel=RUNNING, epilog=paper.EXAMPLES)(paper.paper)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)
 app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLES)(
