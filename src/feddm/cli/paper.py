@@ -56,12 +56,15 @@ def paper(
     figure of the same scale is not run again. Tables are written as Markdown, CSV and JSON,
     figures as PNG, PDF and CSV.
     """
-    from feddm.paper import experiments, scales
+    from feddm.paper.experiments import find
 
     if name == "list":
         _list(json)
         return
-    experiment, size = experiments.find(name), scales.find(scale)
+    experiment = find(name)
+    from feddm.paper import scales
+
+    size = scales.find(scale)
     given: dict[str, Any] = {}
     if workers is not None:
         given["workers"] = options.number_of_workers(workers)
@@ -86,7 +89,7 @@ def paper(
             made = make(plan, cells, study, display, given)
     else:
         made = make(plan, cells, study, StudyObserver(), given)
-    _show(console, plan, made, study)
+    _show(console, made, study)
     if json:
         print(json_.dumps(made.what, indent=2))
 
@@ -138,12 +141,14 @@ def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
         _say(console, f"It takes about {about} on {scale.machine.name}: a rough estimate.")
 
 
-def _show(console: Console, plan: Plan, made: Made, study: Path) -> None:
+def _show(console: Console, made: Made, study: Path) -> None:
     from rich.table import Table
 
+    from feddm.paper.tables import WORDS
+
     table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(made.table.titles):
-        words = number == 0 or title == "method"
+    for title in made.table.titles:
+        words = title in WORDS
         table.add_column(title, justify="left" if words else "right", no_wrap=not words)
     for line in made.table.lines:
         table.add_row(*line)

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from feddm import published
 from feddm.build import build_dataset
-from feddm.config import Config, DataConfig, resolve
+from feddm.config import Config, resolve
 from feddm.counting import baseline_sizes, feddm_size
-from feddm.data.datasets import Dataset
 from feddm.messages import MessageSize
 from feddm.paper.experiments import TITLES
 from feddm.paper.scales import Scale
@@ -30,15 +29,12 @@ def counts(scale: Scale, splits: int, **options: Any) -> list[Count]:
         splits: By how many seeds.
         options: Of the command line, as the folder of the data.
     """
+    data = functools.cache(build_dataset)
 
     def configured(dataset: str, **settings: Any) -> Config:
         keys = {key.replace("__", "."): value for key, value in settings.items()}
         values = {"data.name": dataset, **keys, **scale.cost}
         return resolve(preset="paper", options=options, settings=values)
-
-    @functools.cache
-    def data(config: DataConfig) -> Dataset:
-        return build_dataset(config)
 
     def count(dataset: str, paper: int, alpha: float, **settings: Any) -> Count:
         config = configured(dataset, partition__alpha=alpha, **settings)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from feddm.build import build_dataset
 from feddm.comparison import summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
@@ -42,13 +43,17 @@ class Plan:
     command: str
 
     @property
+    def stand_in(self) -> str:
+        """The data set that is used instead of the paper's, if it is another."""
+        return str(self.scale.settings.get("data.name", ""))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know whatever comes out."""
-        stand_in = self.scale.settings.get("data.name")
-        if stand_in is None or self.experiment.kind == "surrogate":
+        if not self.stand_in or self.experiment.kind == "surrogate":
             return self.experiment.notes
         return (
-            f"The embedded {stand_in} stand in for the paper's data: this shows that "
+            f"The embedded {self.stand_in} stand in for the paper's data: this shows that "
             "everything works, and its numbers mean nothing beside the paper's.",
             *self.experiment.notes,
         )
@@ -100,15 +105,16 @@ def make(
         what = write_table(study, plan, table)
         return Made(table, what, draw_example(study, example))
     if experiment.kind == "cost":
-        table = sizes(cost.counts(plan.scale, plan.seeds, **options))
+        table = sizes(cost.counts(plan.scale, plan.seeds, **options), plan.stand_in)
         return Made(table, write_table(study, plan, table), [])
     others = [file.parent for file in sorted(study.parent.glob("*/paper.json"))]
     for name, place in adopt(cells, study, others).items():
         observer.notice(f"{name} is taken from {place}, where the same was run")
+    _check_data(cells, study)
     results = run_cells(cells, study, observer)
     settings = {run.name: dict(run.settings) for run in experiment.runs}
     write_results(study, cells, summarize(results, ()), shlex.split(plan.command), settings)
-    table = accuracies(experiment, results)
+    table = accuracies(experiment, results, plan.stand_in)
     what = write_table(study, plan, table)
     pictures = draw_runs(study, experiment, results)
     if experiment.kind == "images":
@@ -121,6 +127,15 @@ def _check_directory(study: Path) -> None:
     ours = (study / "paper.json").exists() or (study / "cells").is_dir()
     if study.is_dir() and any(study.iterdir()) and not ours:
         raise RunDirectoryError(f"{study} is not empty; choose another with --out")
+
+
+def _check_data(cells: Sequence[Cell], study: Path) -> None:
+    """Reads what is still needed, so that what is missing is told now and not after hours."""
+    left = [
+        cell for cell in cells if not (cell.directory(study) / "model.safetensors").exists()
+    ]
+    for data in dict.fromkeys(cell.config.data for cell in left):
+        build_dataset(data)
 
 
 def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:

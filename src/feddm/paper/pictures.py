@@ -43,9 +43,9 @@ def draw_runs(study: Path, experiment: Experiment, results: Runs) -> list[Path]:
                 )
     write(study / "curves.csv", to_csv(points))
     about = [caption(summarize(results, ()))]
-    about += ["Dashed: the paper's accuracy after 20 rounds."] if levels else []
+    about += ["dashed: the paper's accuracy after 20 rounds"] if levels else []
     drawn = {title: curves(runs) for title, runs in panels.items()}
-    text = " ".join(filter(None, about))
+    text = "; ".join(filter(None, about))
     return [
         draw_panels(drawn, levels, study / f"curves.{ending}", text)
         for ending in ("png", "pdf")
@@ -66,6 +66,8 @@ def draw_synthetic(study: Path, experiment: Experiment) -> list[Path]:
             sets.classes[c]: pixels[own & (labels == c)].numpy()
             for c in labels[own].unique().tolist()
         }
+        if not rows:
+            continue  # it had too few examples of every class
         name = re.sub(r"\W+", "", run.method)
         files.append(draw_images(rows, study / f"images-{name}.png", run.method))
     return files

@@ -169,9 +169,7 @@ def configuration(run: Run, scale: Scale, seed: int = 0, **options: Any) -> Conf
         if key not in idle and (mechanism != "none" or not key.startswith("privacy."))
     }
     settings = {**run.settings, **over, "seed": seed}
-    return resolve(
-        preset=scale.preset, options={**scale.options, **options}, settings=settings
-    )
+    return resolve(preset=scale.preset, options={**scale.options, **options}, settings=settings)
 
 
 def usual_seeds(experiment: Experiment, scale: Scale) -> int:

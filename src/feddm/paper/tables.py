@@ -25,6 +25,9 @@ from feddm.results import finite
 Runs = Mapping[str, Sequence[Curve]]  # the records of each name and seed
 
 
+WORDS = ("", "method", "minimum of")  # titles of the columns that hold no numbers
+
+
 @dataclass(frozen=True)
 class Table:
     """A table to read, and the same for programs.
@@ -42,11 +45,17 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def accuracies(experiment: Experiment, results: Runs) -> Table:
-    """Returns the final accuracy of every run beside the paper's."""
+def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Table:
+    """Returns the final accuracy of every run beside the paper's.
+
+    Args:
+        experiment: What was run.
+        results: What came out.
+        stand_in: The data set that was used instead of the paper's, if it was another.
+    """
     rows = dict(zip(results, summarize(results, ()), strict=True))
     private = is_private(list(rows.values()))
-    titles = ["", "method", "final %", "paper %"]
+    titles = ["", "method", _measured("final %", stand_in), "paper %"]
     titles += ["epsilon"] if private else []
     titles += ["MB up"]
     lines, records = [], []
@@ -94,8 +103,8 @@ def accuracies(experiment: Experiment, results: Runs) -> Table:
     return Table(titles, lines, records, tuple(notes))
 
 
-def sizes(counts: Sequence[Count]) -> Table:
-    """Returns the counted message sizes beside the paper's."""
+def sizes(counts: Sequence[Count], stand_in: str = "") -> Table:
+    """Returns the counted message sizes beside the paper's; `stand_in` as above."""
     lines = [
         [
             setting,
@@ -113,8 +122,12 @@ def sizes(counts: Sequence[Count]) -> Table:
         "seeds. A pair is a class that a client has enough images of. The paper's figures for "
         "50 clients and for ResNet-18 stand in its text, rounded.",
     )
-    titles = ["", "method", "floats", "std", "paper", "MB"]
+    titles = ["", "method", _measured("floats", stand_in), "std", "paper", "MB"]
     return Table(titles, lines, records, notes)
+
+
+def _measured(title: str, stand_in: str) -> str:
+    return f"{title} on {stand_in}" if stand_in else title
 
 
 def minimisers(example: Example) -> Table:
@@ -150,7 +163,8 @@ def minimisers(example: Example) -> Table:
 
 def to_markdown(table: Table) -> str:
     """Returns the table in Markdown."""
-    lines = [table.titles, ["---", *["---:"] * (len(table.titles) - 1)], *table.lines]
+    marks = ["---" if title in WORDS else "---:" for title in table.titles]
+    lines = [table.titles, marks, *table.lines]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
