@@ -33,7 +33,7 @@ class Machine:
     workers: int
 
 
-TWO_CORES = Machine("two cores", 15e9, 40e9, 2)
+TWO_CORES = Machine("two cores", 25e9, 55e9, 2)
 GPU = Machine("a GPU", 1e12, 4e12, 1)
 
 
