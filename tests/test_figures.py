@@ -7,7 +7,14 @@ from matplotlib.lines import Line2D
 
 from feddm import figures
 from feddm.errors import FedDMError
-from feddm.figures import Point, check_figure, draw_curves
+from feddm.figures import (
+    Point,
+    check_figure,
+    draw_curves,
+    draw_images,
+    draw_lines,
+    draw_panels,
+)
 
 TWO_SEEDS = {
     "ours": [[Point(1.0, 0.4), Point(2.0, 0.5)], [Point(3.0, 0.6), Point(4.0, 0.7)]],
@@ -74,3 +81,55 @@ def test_where_nothing_can_be_drawn_is_told_before(tmp_path: Path, name: str) ->
 def test_where_it_can(tmp_path: Path, name: str) -> None:
     check_figure(tmp_path / name)
     assert draw_curves(TWO_SEEDS, tmp_path / name).exists()
+
+
+def test_panels_have_their_curves_and_the_levels_of_others(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    panels = {"first": TWO_SEEDS, "second": {"theirs": TWO_SEEDS["theirs"]}, "failed": {}}
+    levels = {"first": {"ours": 0.66, "nobody": 0.9}}
+    file = draw_panels(panels, levels, tmp_path / "panels.pdf", "below")
+    assert file.read_bytes().startswith(b"%PDF")
+    (first, second, failed), (first_bytes, *_) = np.array(drawn[0].axes).reshape(2, 3)
+    assert [axes.get_title() for axes in (first, second, failed)] == list(panels)
+    ours, _, level = first.lines
+    assert points(ours) == [(1, 50), (2, 60)]
+    assert level.get_ydata() == pytest.approx([66, 66])
+    assert level.get_color() == ours.get_color()
+    assert points(first_bytes.lines[0]) == [(2, 50), (3, 60)]
+    assert [points(line) for line in second.lines] == [[(1, 10), (2, 20)]]
+    assert not failed.lines
+
+
+def test_lines_and_points(tmp_path: Path, drawn: list[Figure]) -> None:
+    lines = {"f": [1.0, 2.0], "g": [3.0, 4.0]}
+    draw_lines([0.0, 5.0], lines, {"least": (5.0, 2.0)}, tmp_path / "f", ("w", "loss"))
+    (axes,) = drawn[0].axes
+    assert [points(line) for line in axes.lines] == [
+        [(0, 1), (5, 2)],
+        [(0, 3), (5, 4)],
+        [(5, 2)],
+    ]
+    assert axes.get_legend_handles_labels()[1] == ["f", "g", "least"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("w", "loss")
+
+
+def test_images_stand_in_rows(tmp_path: Path, drawn: list[Figure]) -> None:
+    gray = np.full((2, 1, 2, 2), 7, np.uint8)
+    gray[1] = 9
+    draw_images({"cat": gray, "dog": gray[1:]}, tmp_path / "images.png", "sigma 5")
+    (axes,) = drawn[0].axes
+    canvas = np.asarray(axes.images[0].get_array())
+    # Two by two images of two by two pixels with one between; what is not there is white.
+    assert canvas.shape == (6, 6, 3)
+    assert canvas[:, :, 0].tolist() == [
+        [7, 7, 255, 9, 9, 255],
+        [7, 7, 255, 9, 9, 255],
+        6 * [255],
+        [9, 9, 255, 255, 255, 255],
+        [9, 9, 255, 255, 255, 255],
+        6 * [255],
+    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+    assert list(axes.get_yticks()) == [0.5, 3.5]
+    assert axes.get_title() == "sigma 5"

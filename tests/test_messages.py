@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from feddm.messages import (
-    PAPER,
-    PAPER_BASELINE,
     ImageSize,
     model_sizes,
     sums_size,
     synthetic_size,
 )
 from feddm.models import ConvNet, num_params
+from feddm.published import BASELINE_MESSAGES, MESSAGES
 from feddm.seeding import generator
 
 
@@ -104,7 +103,7 @@ def test_sums_by_hand() -> None:
 def test_the_papers_figures_are_whole_pairs() -> None:
     image = {"mnist": 784, "cifar10": 3072, "cifar100": 3072}
     pairs = {"mnist": [81, 47, 14], "cifar10": [87, 44, 15], "cifar100": [654, 310, 139]}
-    for name, figures in PAPER.items():
+    for name, figures in MESSAGES.items():
         ipc = 5 if name == "cifar100" else 10
         assert [f / (ipc * image[name]) for f in figures.values()] == pairs[name]
 
@@ -116,4 +115,4 @@ def test_the_papers_baselines_are_ten_convnets() -> None:
         ("cifar100", (3, 32, 32), 100),
     ):
         model = ConvNet(shape, classes)
-        assert PAPER_BASELINE[name] == 10 * num_params(model.init(generator(0, "t")))
+        assert BASELINE_MESSAGES[name] == 10 * num_params(model.init(generator(0, "t")))

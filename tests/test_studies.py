@@ -9,7 +9,15 @@ from feddm.config import resolve
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.rundir import RunDirectory
-from feddm.studies import Cell, StudyObserver, choices, run_cells, setting_name, winner_toml
+from feddm.studies import (
+    Cell,
+    StudyObserver,
+    adopt,
+    choices,
+    run_cells,
+    setting_name,
+    winner_toml,
+)
 
 SMALL: dict[str, Any] = {
     "model.width": 4,
@@ -43,6 +51,22 @@ class Watching(StudyObserver):
 
     def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
         self.log.append(f"ended after {len(records)}")
+
+
+def test_what_another_study_has_finished_is_taken_over(tmp_path: Path) -> None:
+    other, study = tmp_path / "other", tmp_path / "study"
+    ended = run_cells([cell("fedavg"), cell("real", rounds=1)], other, Watching())
+    (other / "cells" / "real-seed0" / "model.safetensors").unlink()  # so it did not end
+    same = Cell("mine", 0, cell("fedavg", workers=2, data_dir="elsewhere").config)
+    wanted = [same, cell("fedavg", seed=1), cell("real", rounds=1)]
+    assert adopt(wanted, study, [other, tmp_path / "none"]) == {
+        "mine-seed0": other / "cells" / "fedavg-seed0"
+    }
+    watching = Watching()
+    results = run_cells([same], study, watching)
+    assert watching.log == ["mine 0", "ended after 2"]
+    assert list(results["mine"][0]) == list(ended["fedavg"][0])
+    assert adopt([same], study, [other]) == {}  # it is there already
 
 
 def test_a_finished_cell_is_never_run_again_and_a_killed_one_goes_on(tmp_path: Path) -> None:

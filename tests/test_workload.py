@@ -54,6 +54,19 @@ class TestPasses:
     def test_of_averaging(self, algorithm: str) -> None:
         assert passes(config(algorithm), TABLE) == Round(Passes(weights=6 * 70), Passes())
 
+    def test_of_private_averaging(self) -> None:
+        # Of 70 examples, each is in a step with probability .2: 14 in each of five.
+        chosen = resolve(
+            options={"algorithm": "fedavg"},
+            settings={
+                "privacy.mechanism": "gradients",
+                "privacy.noise_multiplier": 1.0,
+                "privacy.sample_rate": 0.2,
+                "privacy.steps": 5,
+            },
+        )
+        assert passes(chosen, TABLE) == Round(Passes(weights=70), Passes())
+
     def test_of_real(self) -> None:
         assert passes(config("real"), TABLE) == Round(Passes(), self.SERVER)
         noise = config("real", synthesis_start="noise")  # which is nothing to it

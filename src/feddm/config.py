@@ -228,6 +228,11 @@ class PrivacyConfig(Section):
         """Whether the mechanism gives a guarantee."""
         return self.mechanism in ("features", "gradients")
 
+    @property
+    def sends_sums(self) -> bool:
+        """Whether clients upload noisy sums, and no images."""
+        return self.mechanism == "features" and self.learn == "server"
+
 
 class RuntimeConfig(Section):
     """Where and how the work is done; all but the workers change bits of results."""

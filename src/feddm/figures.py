@@ -12,6 +12,7 @@ import numpy.typing as npt
 from feddm.errors import ConfigError, FedDMError, MissingExtraError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -68,6 +69,48 @@ def draw_curves(
     if caption:
         figure.supxlabel(caption, fontsize="small")
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    _draw_runs(runs, by_round, by_bytes)
+    by_bytes.set_ylabel("")
+    by_bytes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return _save(figure, path)
+
+
+def draw_panels(
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[Point]]]],
+    levels: Mapping[str, Mapping[str, float]],
+    path: Path,
+    caption: str = "",
+) -> Path:
+    """Draws the curves of several comparisons side by side, and returns the file.
+
+    Args:
+        panels: Runs as `draw_curves` takes them, by the title of the comparison.
+        levels: Accuracies from elsewhere, by title and name: a dashed line in its colour.
+        path: File to write; its ending chooses the format, and without one it is a PNG.
+        caption: A line below.
+    """
+    figure = _figure(1 + 3.4 * len(panels), 7.5)
+    if caption:
+        figure.supxlabel(caption, fontsize="small")
+    columns = figure.subplots(2, len(panels), sharey="col", squeeze=False).T
+    for (title, runs), (by_round, by_bytes) in zip(panels.items(), columns, strict=True):
+        _draw_runs(runs, by_round, by_bytes)
+        by_round.set_title(title, fontsize="medium")
+        for line in by_round.get_lines():
+            level = levels.get(title, {}).get(line.get_label())
+            if level is not None:
+                by_round.axhline(100 * level, color=line.get_color(), dashes=(4, 3), alpha=0.7)
+        if runs:
+            by_bytes.legend(
+                loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize="small"
+            )
+    return _save(figure, path)
+
+
+def _draw_runs(
+    runs: Mapping[str, Sequence[Sequence[Point]]], by_round: Axes, by_bytes: Axes
+) -> None:
+    """Draws runs into two axes: means over seeds, from the lowest to the highest."""
     for (name, seeds), color in zip(runs.items(), _colors(len(runs)), strict=True):
         rounds = range(1, 1 + min(map(len, seeds)))
         accuracy = np.array([[100 * p.accuracy for p in s[: len(rounds)]] for s in seeds])
@@ -78,12 +121,70 @@ def draw_curves(
                 x, accuracy.min(0), accuracy.max(0), color=color, alpha=0.2, linewidth=0
             )
     by_round.set(xlabel="round", ylabel="accuracy in %")
-    by_round.xaxis.get_major_locator().set_params(integer=True)
-    by_bytes.set(xlabel="megabytes uploaded by all clients", xscale="log")
+    by_round.locator_params(axis="x", integer=True)
+    by_bytes.set(xlabel="megabytes uploaded by all clients", ylabel="accuracy in %")
+    if runs:
+        by_bytes.set_xscale("log")
     for axes in (by_round, by_bytes):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    by_bytes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
+def draw_lines(
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    points: Mapping[str, tuple[float, float]],
+    path: Path,
+    labels: tuple[str, str] = ("", ""),
+) -> Path:
+    """Draws functions of one variable and points among them, and returns the file.
+
+    Args:
+        x: Where the functions are known.
+        lines: What they are there, by their names.
+        points: Where the points are, by their names.
+        path: File to write; its ending chooses the format, and without one it is a PNG.
+        labels: Of the two axes.
+    """
+    figure = _figure(6, 4)
+    axes = figure.add_subplot()
+    colors = _colors(len(lines) + len(points))
+    for (name, values), color in zip(lines.items(), colors, strict=False):
+        axes.plot(x, values, color=color, label=name)
+    for (name, (left, height)), color in zip(points.items(), colors[len(lines) :], strict=True):
+        axes.plot([left], [height], marker="o", linestyle="", color=color, label=name)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    return _save(figure, path)
+
+
+def draw_images(rows: Mapping[str, npt.NDArray[np.uint8]], path: Path, title: str = "") -> Path:
+    """Draws images in rows, each with its name, and returns the file.
+
+    Args:
+        rows: Images as numbers, channels, height and width, by the name of their row.
+        path: File to write; its ending chooses the format, and without one it is a PNG.
+        title: Above them.
+    """
+    columns = max((len(images) for images in rows.values()), default=0)
+    height, width = next((images.shape[2:] for images in rows.values()), (1, 1))
+    # One picture, with a pixel between images: axes for each would take seconds.
+    canvas = np.full((len(rows) * (height + 1), columns * (width + 1), 3), 255, np.uint8)
+    for row, images in enumerate(rows.values()):
+        for column, image in enumerate(images):
+            top, left = row * (height + 1), column * (width + 1)
+            canvas[top : top + height, left : left + width] = np.moveaxis(image, 0, -1)
+    figure = _figure(1.2 + 0.6 * columns, 0.5 + 0.6 * len(rows))
+    axes = figure.add_subplot()
+    axes.imshow(canvas, interpolation="nearest")
+    middles = [row * (height + 1) + (height - 1) / 2 for row in range(len(rows))]
+    axes.set_yticks(middles, rows, fontsize="small")
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize="medium")
     return _save(figure, path)
 
 
@@ -95,6 +196,11 @@ def check_figure(path: Path) -> None:
         raise ConfigError(f"cannot draw {path}: pictures are png, pdf or svg, not {ending}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot draw {path}: name a file in a folder that exists")
+
+
+def check_figures() -> None:
+    """Raises an error if no picture could be drawn at all."""
+    _figure(1, 1)
 
 
 def _figure(width: float, height: float) -> Figure:

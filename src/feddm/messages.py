@@ -17,14 +17,6 @@ import numpy.typing as npt
 
 from feddm.data.partition import Labels, Shards, class_table
 
-# What the paper's table of message sizes says: data set -> alpha -> floats of FedDM.
-PAPER = {
-    "mnist": {0.5: 635_040, 0.1: 368_480, 0.01: 109_760},
-    "cifar10": {0.5: 2_672_640, 0.1: 1_351_680, 0.01: 460_800},
-    "cifar100": {0.5: 10_045_440, 0.1: 4_761_600, 0.01: 2_135_040},
-}
-PAPER_BASELINE = {"mnist": 3_177_060, "cifar10": 3_200_100, "cifar100": 5_044_200}
-
 
 @dataclass(frozen=True)
 class MessageSize:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from feddm.config import PrivacyConfig
-from feddm.federation import RoundRecord
+
+if TYPE_CHECKING:
+    from feddm.federation import RoundRecord
 
 NO_GUARANTEE = "no guarantee"
 NOT_PRIVATE = "not private"

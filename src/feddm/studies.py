@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,31 @@ def run_cells(
         observer.ended(cell, records)
         results.setdefault(cell.name, []).append(records)
     return results
+
+
+def adopt(cells: Sequence[Cell], study: Path, others: Sequence[Path]) -> dict[str, Path]:
+    """Copies what was run in other studies with the same settings and seed, and is finished.
+
+    Returns:
+        Where each cell that was copied came from, by its folder's name.
+    """
+    missing = [cell for cell in cells if not cell.directory(study).exists()]
+    copied = {}
+    finished = {
+        model.parent: _what(RunDirectory.open(model.parent).config())
+        for other in others
+        for model in sorted(other.glob("cells/*-seed*[0-9]/model.safetensors"))
+    }
+    for cell in missing:
+        same = [path for path, what in finished.items() if what == _what(cell.config)]
+        if same:
+            target = cell.directory(study)
+            part = target.with_name(f"{target.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(same[0], part)
+            part.rename(target)
+            copied[target.name] = same[0]
+    return copied
 
 
 def _check_begun(cell: Cell, directory: Path) -> None:

@@ -56,7 +56,10 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
     """
     share = config.participation
     if config.algorithm not in ("feddm", "real"):
-        trained = share * float(table.sum()) * config.local.epochs
+        privacy = config.privacy
+        private = privacy.mechanism == "gradients"
+        epochs = privacy.steps * privacy.sample_rate if private else config.local.epochs
+        trained = share * float(table.sum()) * epochs
         return Round(Passes(weights=trained), Passes())
     synthesis = config.synthesis
     large = table >= synthesis.min_class_size

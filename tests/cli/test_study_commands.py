@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
-from feddm import messages
+from feddm import published
 from feddm.cli import app
 from feddm.errors import ConfigError
 
@@ -249,8 +249,8 @@ def test_message_size_shows_the_papers_figures_only_beside_its_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As if the paper's table had a line for the digits.
-    monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})
-    monkeypatch.setitem(messages.PAPER_BASELINE, "digits", 456)
+    monkeypatch.setitem(published.MESSAGES, "digits", {0.5: 123})
+    monkeypatch.setitem(published.BASELINE_MESSAGES, "digits", 456)
     command = ["message-size", "--splits", "2", "--alpha", "0.5", "--json"]
     rows = json.loads(run(*command, *arguments))
     assert (rows[0]["paper"], rows[1]["paper"]) == (images, models)
@@ -385,7 +385,7 @@ class TestMessageSizeUnderPrivacy:
             )
 
     def test_the_paper_is_not_shown_beside_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(messages.PAPER, "digits", {0.5: 123})
+        monkeypatch.setitem(published.MESSAGES, "digits", {0.5: 123})
         command = ["message-size", "--alpha", "0.5", "--splits", "2", "--json"]
         assert json.loads(run(*command))[0]["paper"] == 123
         assert json.loads(run(*command, "--epsilon", "4"))[0]["paper"] is None

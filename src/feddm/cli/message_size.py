@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json as json_
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddm.cli import options
-from feddm.config import Config, ModelConfig, PartitionConfig, resolve
+from feddm.config import Config, ModelConfig, resolve
 from feddm.data.catalog import describe
-from feddm.errors import ConfigError
+from feddm.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
-    from feddm.data.datasets import Dataset
-    from feddm.messages import ImageSize, MessageSize
-    from feddm.models import Model
+    from feddm.messages import MessageSize
 
 EXAMPLES = """\
 Examples:
@@ -57,21 +53,14 @@ def message_size(
     the three of the paper; without --preset, for the preset `paper`.
     """
     configs = _configs(given.with_preset(given.preset or "paper"))
-    from feddm.build import build_dataset, build_model, check_formation
-    from feddm.messages import PAPER_BASELINE, model_sizes
-    from feddm.models import num_params
-    from feddm.seeding import generator
+    from feddm.build import build_dataset, check_formation
+    from feddm.counting import baseline_sizes, feddm_size
 
     first = configs[0]
     check_formation(first.synthesis, describe(first.data.name).shape)
     data = build_dataset(first.data)
-    model = build_model(first.model, data.info.shape, len(data.info.classes))
-    rows = [_feddm_size(config, data, model, splits) for config in configs]
-    rows += model_sizes(
-        num_params(model.init(generator(0, "size"))),
-        first.partition.clients,
-        PAPER_BASELINE.get(data.info.name) if _is_papers(first, MODEL_KEYS) else None,
-    )
+    rows = [feddm_size(config, data, splits, _papers_images(config)) for config in configs]
+    rows += baseline_sizes(first, data, _papers_models(first))
     if json:
         print(json_.dumps([dataclasses.asdict(row) for row in rows], indent=2))
     else:
@@ -83,79 +72,9 @@ def _configs(given: options.Given) -> list[Config]:
     asked = given.resolved(algorithm="feddm")
     chosen = given.options.get("alpha") or "partition.alpha" in given.settings
     drawn = asked.partition.scheme.startswith("dirichlet")
-    if chosen or not drawn or _sends_sums(asked):
+    if chosen or not drawn or asked.privacy.sends_sums:
         return [asked]
     return [given.resolved(algorithm="feddm", alpha=alpha) for alpha in (0.5, 0.1, 0.01)]
-
-
-def _sends_sums(config: Config) -> bool:
-    return config.privacy.mechanism == "features" and config.privacy.learn == "server"
-
-
-def _feddm_size(config: Config, data: Dataset, model: Model, splits: int) -> MessageSize:
-    from feddm.build import build_shards, num_features
-    from feddm.coding import Coding
-    from feddm.messages import PAPER, sums_size, synthetic_size
-
-    info, synthesis = data.info, config.synthesis
-    num_classes = len(info.classes)
-    if _sends_sums(config):
-        features = config.privacy.projection or num_features(model)
-        networks = int(synthesis.networks)
-        return sums_size(config.partition.clients, networks, num_classes, features)
-    paper = PAPER.get(info.name, {}).get(config.partition.alpha)
-    return synthetic_size(
-        f"FedDM, {_split(config.partition)}",
-        data.train.y.numpy(),
-        functools.partial(build_shards, config.partition, data),
-        range(splits),
-        num_classes=num_classes,
-        images_per_class=synthesis.images_per_class,
-        min_class_size=synthesis.min_class_size,
-        image=_image_size(config, info.shape, num_classes),
-        class_noise=_class_noise(config),
-        client_bytes=Coding(synthesis.coding).range_bytes(info.shape[0]),
-        paper=paper if _is_papers(config, IMAGES_KEYS) else None,
-        packed=synthesis.packed,
-    )
-
-
-def _class_noise(config: Config) -> float:
-    """Returns the deviation of the noise on the size of a class, in examples."""
-    from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
-    from feddm.privacy.accounting import noise_multiplier
-    from feddm.privacy.features import Bound
-
-    privacy = config.privacy
-    if not privacy.guaranteed:
-        return 0.0
-    if privacy.unit != "example":
-        raise ConfigError(
-            f"with privacy.unit = {privacy.unit} it depends on the examples which classes a "
-            "client sends; sizes are known for the unit example, and for privacy.learn = server"
-        )
-    if privacy.mechanism == "gradients":
-        return COUNT_MULTIPLIER
-    networks = int(config.synthesis.networks)
-    multiplier = privacy.noise_multiplier or noise_multiplier(
-        privacy.epsilon, privacy.delta, times=config.rounds * networks
-    )
-    # An example adds this share of the bound to the entry that counts; networks are averaged.
-    return multiplier / Bound(1.0).count / math.sqrt(networks)
-
-
-def _image_size(config: Config, shape: tuple[int, int, int], num_classes: int) -> ImageSize:
-    from feddm.algorithms.union import label_dtype
-    from feddm.coding import Coding
-    from feddm.messages import ImageSize
-
-    weight = config.server.weighting == "examples"
-    pixels = Coding(config.synthesis.coding).image_bytes(shape)
-    return ImageSize(
-        floats=math.prod(shape) + weight,
-        num_bytes=pixels + 4 * weight + label_dtype(num_classes).itemsize,
-        holds=0 if config.synthesis.start == "noise" else config.synthesis.formation**2,
-    )
 
 
 def _show(config: Config, splits: int, rows: Sequence[MessageSize]) -> None:
@@ -174,6 +93,18 @@ def _show(config: Config, splits: int, rows: Sequence[MessageSize]) -> None:
         print(f"{row.what:<38}{row.floats:>11,.0f} {spread:>8} {paper:>11} {megabytes:>7}")
 
 
+def _papers_images(config: Config) -> int | None:
+    """Returns what the paper says about FedDM with these settings, if it does."""
+    paper = MESSAGES.get(config.data.name, {}).get(config.partition.alpha)
+    return paper if _is_papers(config, IMAGES_KEYS) else None
+
+
+def _papers_models(config: Config) -> int | None:
+    """Returns what the paper says about the baselines with these settings, if it does."""
+    paper = BASELINE_MESSAGES.get(config.data.name)
+    return paper if _is_papers(config, MODEL_KEYS) else None
+
+
 def _is_papers(config: Config, keys: Mapping[str, Collection[str]]) -> bool:
     """Whether these settings are those that the paper's figures are about."""
     paper = resolve(preset="paper", options={"dataset": config.data.name})
@@ -182,9 +113,3 @@ def _is_papers(config: Config, keys: Mapping[str, Collection[str]]) -> bool:
         for section, names in keys.items()
         for key in names
     )
-
-
-def _split(config: PartitionConfig) -> str:
-    if config.scheme.startswith("dirichlet"):
-        return f"{config.scheme} {config.alpha:g}"
-    return config.scheme

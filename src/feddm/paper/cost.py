@@ -1,0 +1,63 @@
+"""Table 3: what all clients upload in a round, counted from the partitions and the model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from feddm import published
+from feddm.build import build_dataset
+from feddm.config import Config, resolve
+from feddm.counting import baseline_sizes, feddm_size
+from feddm.messages import MessageSize
+from feddm.paper.experiments import TITLES
+from feddm.paper.scales import Scale
+
+
+class Count(NamedTuple):
+    """A row: of which data and split, and who sends how much."""
+
+    setting: str
+    size: MessageSize
+
+
+def counts(scale: Scale, splits: int, **options: Any) -> list[Count]:
+    """Returns the rows of the table, and what the text around it says.
+
+    Args:
+        scale: On which data.
+        splits: By how many seeds.
+        options: Of the command line, as the folder of the data.
+    """
+    data = functools.cache(build_dataset)
+
+    def configured(dataset: str, **settings: Any) -> Config:
+        keys = {key.replace("__", "."): value for key, value in settings.items()}
+        values = {"data.name": dataset, **keys, **scale.cost}
+        return resolve(preset="paper", options=options, settings=values)
+
+    def count(dataset: str, paper: int, alpha: float, **settings: Any) -> Count:
+        config = configured(dataset, partition__alpha=alpha, **settings)
+        clients = settings.get("partition__clients", 10)
+        size = feddm_size(config, data(config.data), splits, paper)
+        return Count(f"{TITLES[dataset]}, Dir{clients}({alpha:g})", size)
+
+    def baselines(dataset: str, paper: int, about: str = "", **settings: Any) -> list[Count]:
+        config = configured(dataset, **settings)
+        return [
+            Count(TITLES[dataset] + about, size)
+            for size in baseline_sizes(config, data(config.data), paper)
+        ]
+
+    rows: list[Count] = []
+    for dataset, by_alpha in published.MESSAGES.items():
+        rows += [count(dataset, paper, alpha) for alpha, paper in by_alpha.items()]
+        rows += baselines(dataset, published.BASELINE_MESSAGES[dataset])
+    images, weights = published.FIFTY_CLIENTS_MESSAGES
+    fifty = {"partition__clients": 50}
+    rows.append(count("cifar10", images, 0.5, **fifty, synthesis__images_per_class=3))
+    rows += baselines("cifar10", weights, ", Dir50(0.5)", **fifty)[:1]
+    resnet = baselines(
+        "cifar10", published.RESNET_MESSAGE, ", ResNet-18", model__name="resnet18"
+    )
+    return [*rows, *resnet[:1]]

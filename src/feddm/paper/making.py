@@ -1,0 +1,197 @@
+"""Making a table or figure of the paper: what is run, and what is left behind.
+
+    paper.md, .csv, .json     the table, with command, versions, and what was scaled down
+    curves.png, .pdf, .csv    accuracy by round and by message size, and the points of it
+    surrogate.png, .pdf, .csv the same for the 1-D example
+    images-*.png              synthetic images, a file for each level of noise
+
+What is trained is a study as well, with its cells, study.json and table.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddm.build import build_dataset
+from feddm.comparison import summarize
+from feddm.errors import RunDirectoryError
+from feddm.paper import cost, surrogate
+from feddm.paper.experiments import Experiment
+from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
+from feddm.paper.scales import Scale, scaled_down
+from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv, to_markdown
+from feddm.results import finite
+from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which experiment is made how, and by which command."""
+
+    experiment: Experiment
+    scale: Scale
+    seeds: int
+    command: str
+
+    @property
+    def stand_in(self) -> str:
+        """The data set that is used instead of the paper's, if it is another."""
+        return str(self.scale.settings.get("data.name", ""))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know whatever comes out."""
+        if not self.stand_in or self.experiment.kind == "surrogate":
+            return self.experiment.notes
+        return (
+            f"The embedded {self.stand_in} stand in for the paper's data: this shows that "
+            "everything works, and its numbers mean nothing beside the paper's.",
+            *self.experiment.notes,
+        )
+
+    @property
+    def scaled_down(self) -> list[str]:
+        """Where it differs from the paper, setting by setting."""
+        if self.experiment.kind == "cost":
+            return [f"{key} {value}" for key, value in self.scale.cost.items()]
+        return scaled_down(self.experiment, self.scale, self.seeds)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made.
+
+    Args:
+        table: The table.
+        what: All of it, for programs.
+        pictures: Where the pictures are.
+    """
+
+    table: Table
+    what: dict[str, Any]
+    pictures: list[Path]
+
+
+def make(
+    plan: Plan,
+    cells: Sequence[Cell],
+    study: Path,
+    observer: StudyObserver,
+    options: Mapping[str, Any],
+) -> Made:
+    """Runs what is left to run, and writes everything.
+
+    Args:
+        plan: What is made.
+        cells: What is run for it.
+        study: Where it is written.
+        observer: Is told how it goes on.
+        options: Of the command line, for what is made without runs.
+    """
+    experiment = plan.experiment
+    _check_directory(study)
+    if experiment.kind == "surrogate":
+        example = surrogate.example()
+        table = minimisers(example)
+        what = write_table(study, plan, table)
+        return Made(table, what, draw_example(study, example))
+    if experiment.kind == "cost":
+        table = sizes(cost.counts(plan.scale, plan.seeds, **options), plan.stand_in)
+        return Made(table, write_table(study, plan, table), [])
+    others = [file.parent for file in sorted(study.parent.glob("*/paper.json"))]
+    for name, place in adopt(cells, study, others).items():
+        observer.notice(f"{name} is taken from {place}, where the same was run")
+    _check_data(cells, study)
+    results = run_cells(cells, study, observer)
+    settings = {run.name: dict(run.settings) for run in experiment.runs}
+    write_results(study, cells, summarize(results, ()), shlex.split(plan.command), settings)
+    table = accuracies(experiment, results, plan.stand_in)
+    what = write_table(study, plan, table)
+    pictures = draw_runs(study, experiment, results)
+    if experiment.kind == "images":
+        pictures += draw_synthetic(study, experiment)
+    return Made(table, what, pictures)
+
+
+def _check_directory(study: Path) -> None:
+    """Raises an error if something else is there."""
+    ours = (study / "paper.json").exists() or (study / "cells").is_dir()
+    if study.is_dir() and any(study.iterdir()) and not ours:
+        raise RunDirectoryError(f"{study} is not empty; choose another with --out")
+
+
+def _check_data(cells: Sequence[Cell], study: Path) -> None:
+    """Reads what is still needed, so that what is missing is told now and not after hours."""
+    left = [
+        cell for cell in cells if not (cell.directory(study) / "model.safetensors").exists()
+    ]
+    for data in dict.fromkeys(cell.config.data for cell in left):
+        build_dataset(data)
+
+
+def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:
+    """Writes the table as Markdown, CSV and JSON, and returns what is in the last."""
+    what = {
+        "experiment": plan.experiment.name,
+        "shows": plan.experiment.shows,
+        "place": plan.experiment.place,
+        "scale": plan.scale.name,
+        "seeds": list(range(plan.seeds)),
+        "command": plan.command,
+        "versions": {"feddm": version("feddm"), "torch": torch.__version__},
+        "commit": commit(),
+        "scaled_down": plan.scaled_down,
+        "notes": [*plan.notes, *table.notes],
+        "settings": {run.name: dict(run.settings) for run in plan.experiment.runs},
+        "rows": finite(table.records),
+    }
+    study.mkdir(parents=True, exist_ok=True)
+    write(study / "paper.json", json.dumps(what, indent=2, allow_nan=False) + "\n")
+    write(study / "paper.csv", to_csv(table.records))
+    write(study / "paper.md", page(plan, table, what))
+    return what
+
+
+def page(plan: Plan, table: Table, what: Mapping[str, Any]) -> str:
+    """Returns a page about the experiment."""
+    notes = "".join(f"- {note}\n" for note in what["notes"])
+    changes = "".join(f"- `{change}`\n" for change in plan.scaled_down) or "- nothing\n"
+    made = f"feddm {what['versions']['feddm']}"
+    made += f" (commit {what['commit']})" if what["commit"] else ""
+    kept = (
+        " Every setting of a run is in its `cells/*/config.toml`."
+        if plan.experiment.runs
+        else ""
+    )
+    return (
+        f"# {plan.experiment.place}: {plan.experiment.shows}\n\n    {plan.command}\n\n"
+        f"{to_markdown(table)}\n{notes}\n"
+        f"Scaled down against the paper (scale {plan.scale.name}):\n\n{changes}\n"
+        f"Seeds {', '.join(map(str, what['seeds']))}; {made}, torch "
+        f"{what['versions']['torch']}.{kept}\n"
+    )
+
+
+def commit() -> str:
+    """Returns the commit that this code is at, if it is run from a repository of its own."""
+    here = Path(__file__)
+    try:
+        for command in (
+            ["ls-files", "--error-unmatch", here.name],
+            ["describe", "--always", "--dirty", "--exclude", "*"],
+        ):
+            said = subprocess.run(
+                ["git", *command], cwd=here.parent, capture_output=True, text=True, check=True
+            )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return said.stdout.strip()

@@ -1,0 +1,202 @@
+"""Scales: the same experiments at the paper's size, on two cores, and in seconds.
+
+A scale is a preset and what it puts over the settings of an experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddm.config import Config, flat, resolve
+from feddm.errors import ConfigError
+from feddm.paper.experiments import Experiment, Run
+from feddm.privacy_rules import unused
+from feddm.studies import Cell
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a scale is meant for; its speeds are rough, and only for estimates.
+
+    Args:
+        name: In words.
+        flops: Operations a second, of one core or of the whole, that a small model reaches.
+        large_flops: And a large one.
+        workers: How many clients are computed at once.
+    """
+
+    name: str
+    flops: float
+    large_flops: float
+    workers: int
+
+
+TWO_CORES = Machine("two cores", 25e9, 55e9, 2)
+GPU = Machine("a GPU", 1e12, 4e12, 1)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the experiments are.
+
+    Args:
+        name: Its name on the command line.
+        about: What it is for.
+        preset: The preset under all settings.
+        seeds: How many, if nobody says.
+        machine: What it is meant for.
+        settings: Values over those of an experiment; those that do nothing there are left out.
+        models: More of them, for a model.
+        algorithms: More of them, for an algorithm.
+        options: Values that change no result, under those of the command line.
+        cost: Values for what is counted without training.
+        splits: Partitions whose message sizes are counted.
+    """
+
+    name: str
+    about: str
+    preset: str
+    seeds: int
+    machine: Machine
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    splits: int = 20
+
+
+_TINY = {
+    "data.name": "digits",  # stands in for all: no files are needed
+    "partition.clients": 5,
+    "partition.min_examples": 5,
+}
+_LIST = (
+    Scale(
+        "smoke",
+        "shows that everything works, and nothing else",
+        "quick",
+        1,
+        TWO_CORES,
+        settings={
+            **_TINY,
+            "rounds": 2,
+            "model.width": 4,
+            "model.depth": 2,
+            "synthesis.steps": 2,
+            "synthesis.networks": 2,
+            "synthesis.min_class_size": 5,
+            "server.epochs": 2,
+            "local.epochs": 1,
+            "local.batch_size": 64,
+            "privacy.steps": 2,
+        },
+        models={
+            "resnet18": {
+                "rounds": 1,
+                "partition.clients": 20,
+                "participation": 0.05,
+                "synthesis.images_per_class": 1,
+                "server.epochs": 1,
+            }
+        },
+        options={"workers": 1},  # to start a process takes longer than the work
+        cost=_TINY,
+        splits=3,
+    ),
+    Scale(
+        "small",
+        "a study that says something, in hours",
+        "quick",
+        2,
+        TWO_CORES,
+        settings={
+            "rounds": 5,
+            "model.width": 32,
+            "local.lr": 0.03,
+            "local.batch_size": 64,
+            "privacy.steps": 40,  # two epochs, as without noise
+        },
+        # In one night: half of the rounds and a third of the steps.
+        models={
+            "resnet18": {
+                "rounds": 2,
+                "synthesis.steps": 30,
+                "synthesis.networks": 4,
+                "server.epochs": 20,
+                "local.epochs": 1,
+            }
+        },
+        # Without momentum it needs longer steps: docs/better.md.
+        algorithms={"scaffold": {"local.lr": 0.1}},
+    ),
+    Scale("full", "the paper's", "paper", 3, GPU),
+)
+SCALES = {scale.name: scale for scale in _LIST}
+FULL = SCALES["full"]
+IGNORED = ("preset", "augmentation.", "runtime.")  # where a difference is none of size
+
+
+def find(name: str) -> Scale:
+    """Returns the scale of this name."""
+    if name not in SCALES:
+        raise ConfigError(f"--scale must be one of {', '.join(SCALES)}, got {name!r}")
+    return SCALES[name]
+
+
+def configuration(run: Run, scale: Scale, seed: int = 0, **options: Any) -> Config:
+    """Returns the configuration of a run at a scale.
+
+    Args:
+        run: What is run.
+        scale: How large.
+        seed: Its seed.
+        options: Of the command line, as workers and the folder of the data.
+    """
+    algorithm = run.settings["algorithm"]
+    mechanism = run.settings.get("privacy.mechanism", "none")
+    over = {
+        **scale.settings,
+        **scale.models.get(run.settings.get("model.name", ""), {}),
+        **scale.algorithms.get(algorithm, {}),
+    }
+    idle = unused(algorithm, mechanism)
+    over = {
+        key: value
+        for key, value in over.items()
+        if key not in idle and (mechanism != "none" or not key.startswith("privacy."))
+    }
+    settings = {**run.settings, **over, "seed": seed}
+    return resolve(preset=scale.preset, options={**scale.options, **options}, settings=settings)
+
+
+def usual_seeds(experiment: Experiment, scale: Scale) -> int:
+    """Returns how many seeds there are if nobody says."""
+    if experiment.kind == "cost":
+        return scale.splits
+    return scale.seeds if experiment.runs else 1
+
+
+def cells(experiment: Experiment, scale: Scale, seeds: int, **options: Any) -> list[Cell]:
+    """Returns all that is run for an experiment, seed by seed."""
+    return [
+        Cell(run.name, seed, configuration(run, scale, seed, **options))
+        for seed in range(seeds)
+        for run in experiment.runs
+    ]
+
+
+def scaled_down(experiment: Experiment, scale: Scale, seeds: int) -> list[str]:
+    """Returns where a scale differs from the paper, setting by setting."""
+    if not experiment.runs:
+        return []
+    pairs: dict[str, dict[str, None]] = {}
+    for run in experiment.runs:
+        full, here = (flat(configuration(run, one).model_dump()) for one in (FULL, scale))
+        for key, value in full.items():
+            if value != here[key] and not key.startswith(IGNORED):
+                pairs.setdefault(key, {})[f"{value} -> {here[key]}"] = None
+    changes = [f"{key} {', '.join(values)}" for key, values in pairs.items()]
+    return [*changes, *([f"seeds {FULL.seeds} -> {seeds}"] if seeds != FULL.seeds else [])]

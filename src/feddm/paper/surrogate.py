@@ -1,0 +1,148 @@
+"""The 1-D example of Appendix A: a surrogate that is learned, beside the objective itself.
+
+100 points ``x ~ N(0, 1)`` with labels 0 and 1, a prediction ``sigmoid(w x)`` and the binary
+cross entropy as the objective ``f(w)``. Its surrogate is the same of 20 synthetic points, ten a
+class, that begin as ``N(0, 1)`` and are learned by distribution matching around ``w = 0``. The
+model has one layer: its logit is ``w x``, and what precedes that layer is ``x``.
+
+As printed, ``y = 1`` has probability .1 on both sides of 0, so that nothing can be learned of
+``x``. Meant must be .9 for ``x >= 0`` and .1 for ``x < 0``, and so it is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddm.matching import Target, class_means, sample_near, synthesize
+from feddm.models import Outputs
+from feddm.seeding import generator
+from feddm.tensors import Tensors
+
+SEED = 0
+POINTS, SYNTHETIC = 100, 20
+STEPS, LR, RADIUS = 1000, 1.0, 5.0  # as in the paper's other experiments
+GRADIENT_STEP = 1.0  # the length of a step of gradient descent that is compared with
+SLIP = (
+    "As printed in Appendix A, y = 1 has probability 0.1 on both sides of x = 0, so that y "
+    "does not depend on x; here it is 0.9 for x >= 0 and 0.1 for x < 0."
+)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Numbers and their classes, 0 or 1."""
+
+    x: Tensor
+    y: Tensor
+
+    def loss(self, w: float | Tensor) -> Tensor:
+        """Returns the mean binary cross entropy of ``sigmoid(w x)``, for each `w`."""
+        z = torch.as_tensor(w, dtype=torch.float64)[..., None] * self.x
+        return (F.softplus(z) - self.y * z).mean(-1)
+
+    def slope(self, w: float) -> float:
+        """Returns the derivative of the loss: the mean of ``(sigmoid(w x) - y) x``."""
+        return float(((torch.sigmoid(w * self.x) - self.y) * self.x).mean())
+
+
+@dataclass(frozen=True)
+class Example:
+    """The example, with what it shows.
+
+    Args:
+        real: The points that the objective is made of.
+        start: Synthetic points before they were learned.
+        synthetic: The points that the surrogate is made of.
+        minimiser: Where the objective is least.
+        surrogate_minimiser: Where the surrogate is least.
+        gradient_step: Where a step of gradient descent from 0 leads.
+        printed_minimiser: Where the objective would be least with the labels as printed.
+    """
+
+    real: Points
+    start: Points
+    synthetic: Points
+    minimiser: float
+    surrogate_minimiser: float
+    gradient_step: float
+    printed_minimiser: float
+
+    def tangent(self, w: Tensor) -> Tensor:
+        """Returns the tangent of the objective at 0."""
+        return self.real.loss(0.0) + self.real.slope(0.0) * w
+
+
+def example(seed: int = SEED) -> Example:
+    """Returns the example of a seed; the same in every detail each time."""
+    rng = generator(seed, "1-D example")
+    x = torch.randn(POINTS, dtype=torch.float64, generator=rng)
+    p = torch.rand(POINTS, dtype=torch.float64, generator=rng)
+    real = Points(x, torch.where(x >= 0, p < 0.9, p < 0.1).double())
+    printed = Points(x, torch.where(x >= 0, p >= 0.9, p < 0.1).double())
+    start = Points(
+        torch.randn(SYNTHETIC, dtype=torch.float64, generator=rng),
+        torch.arange(2, dtype=torch.float64).repeat_interleave(SYNTHETIC // 2),
+    )
+    synthetic = _learned(real, start, rng)
+    return Example(
+        real=real,
+        start=start,
+        synthetic=synthetic,
+        minimiser=minimiser(real.slope),
+        surrogate_minimiser=minimiser(synthetic.slope),
+        gradient_step=-GRADIENT_STEP * real.slope(0.0),
+        printed_minimiser=minimiser(printed.slope),
+    )
+
+
+class _Line:
+    """The model: its embedding is the number itself, and its only logit is ``w x``."""
+
+    shape = (1, 1, 1)
+    num_classes = 1
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        del rng
+        return {"w": torch.zeros((), dtype=torch.float64)}
+
+    def __call__(self, params: Tensors, x: Tensor) -> Outputs:
+        x = x.flatten(1)
+        return Outputs(x, params["w"] * x)
+
+
+def _learned(real: Points, start: Points, rng: torch.Generator) -> Points:
+    """Returns the points whose class means look like the real ones to networks around 0."""
+    model = _Line()
+
+    def targets() -> Iterator[Target]:
+        while True:
+            near = sample_near(model.init(rng), RADIUS, rng)
+            outputs = model(near, real.x[:, None, None, None])
+            yield Target(near, class_means(outputs, real.y.long(), 2))
+
+    learned, _ = synthesize(
+        model,
+        start.x[:, None, None, None],
+        start.y.long(),
+        targets(),
+        lr=LR,
+        steps=STEPS,
+    )
+    return Points(learned.flatten(), start.y)
+
+
+def minimiser(slope: Callable[[float], float]) -> float:
+    """Returns where a convex function has slope 0, by halving an interval to the last bit."""
+    low, high = -1.0, 1.0
+    while slope(low) > 0:
+        low *= 2
+    while slope(high) < 0:
+        high *= 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return low

@@ -1,0 +1,177 @@
+"""What comes out of an experiment as a table, beside the paper's own numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from feddm.comparison import (
+    Curve,
+    accuracy_text,
+    caption,
+    is_private,
+    number_text,
+    summarize,
+)
+from feddm.paper.cost import Count
+from feddm.paper.experiments import Experiment
+from feddm.paper.surrogate import GRADIENT_STEP, POINTS, SEED, SLIP, SYNTHETIC, Example
+from feddm.promise import epsilon_cell
+from feddm.results import finite
+
+Runs = Mapping[str, Sequence[Curve]]  # the records of each name and seed
+
+
+WORDS = ("", "method", "minimum of")  # titles of the columns that hold no numbers
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to read, and the same for programs.
+
+    Args:
+        titles: Of the columns.
+        lines: The rows as text.
+        records: The rows as numbers.
+        notes: What a reader must know of these rows.
+    """
+
+    titles: list[str]
+    lines: list[list[str]]
+    records: list[dict[str, Any]]
+    notes: tuple[str, ...] = ()
+
+
+def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Table:
+    """Returns the final accuracy of every run beside the paper's.
+
+    Args:
+        experiment: What was run.
+        results: What came out.
+        stand_in: The data set that was used instead of the paper's, if it was another.
+    """
+    rows = dict(zip(results, summarize(results, ()), strict=True))
+    private = is_private(list(rows.values()))
+    titles = ["", "method", _measured("final %", stand_in), "paper %"]
+    titles += ["epsilon"] if private else []
+    titles += ["MB up"]
+    lines, records = [], []
+    for run in experiment.runs:
+        row, paper = rows[run.name], run.paper
+        failed = f" ({row.failed} failed)" if row.failed else ""
+        lines.append(
+            [
+                run.panel,
+                run.method + failed,
+                accuracy_text(row.final),
+                "-" if paper is None else str(paper),
+                *([epsilon_cell(row.epsilon, row.privacy)] if private else []),
+                number_text(row.bytes_up / 1e6),
+            ]
+        )
+        records.append(
+            {
+                "panel": run.panel,
+                "method": run.method,
+                "run": run.name,
+                "seeds": row.seeds,
+                "failed": row.failed,
+                "accuracy_percent": 100 * row.final.mean,
+                "accuracy_percent_std": None if row.final.std is None else 100 * row.final.std,
+                "paper_percent": paper and paper.mean,
+                "paper_percent_std": paper and paper.std,
+                "paper_place": paper and paper.place,
+                "paper_doubt": paper and paper.doubt,
+                "epsilon": row.epsilon,
+                "delta": row.delta,
+                "privacy": row.privacy,
+                "bytes_up_a_round": row.bytes_up,
+            }
+        )
+    doubts = dict.fromkeys(r.paper.doubt for r in experiment.runs if r.paper and r.paper.doubt)
+    about = caption(list(rows.values()))
+    notes = [
+        "Accuracy after the last round in percent, mean ± standard deviation over seeds; the "
+        "paper's is after 20 rounds, over three seeds. MB up: what all clients upload in a "
+        "round.",
+        *([f"{about}."] if about else []),
+        *(f"?: {doubt}." for doubt in doubts),
+    ]
+    return Table(titles, lines, records, tuple(notes))
+
+
+def sizes(counts: Sequence[Count], stand_in: str = "") -> Table:
+    """Returns the counted message sizes beside the paper's; `stand_in` as above."""
+    lines = [
+        [
+            setting,
+            size.what,
+            f"{size.floats:,.0f}",
+            f"{size.std:,.0f}" if size.std else "exact",
+            f"{size.paper:,}" if size.paper else "-",
+            f"{size.num_bytes / 1e6:.2f}",
+        ]
+        for setting, size in counts
+    ]
+    records = [{"setting": setting, **asdict(size)} for setting, size in counts]
+    notes = (
+        "FedDM's depends on the split: mean and standard deviation over splits by different "
+        "seeds. A pair is a class that a client has enough images of. The paper's figures for "
+        "50 clients and for ResNet-18 stand in its text, rounded.",
+    )
+    titles = ["", "method", _measured("floats", stand_in), "std", "paper", "MB"]
+    return Table(titles, lines, records, notes)
+
+
+def _measured(title: str, stand_in: str) -> str:
+    return f"{title} on {stand_in}" if stand_in else title
+
+
+def minimisers(example: Example) -> Table:
+    """Returns where the minima of the 1-D example are, and how far from the true one."""
+    found = {
+        "objective": example.minimiser,
+        "surrogate": example.surrogate_minimiser,
+        f"gradient step of {GRADIENT_STEP:g} from w = 0": example.gradient_step,
+        "objective, labels as printed": example.printed_minimiser,
+    }
+    losses = {name: float(example.real.loss(w)) for name, w in found.items()}
+    records: list[dict[str, Any]] = [
+        {
+            "what": name,
+            "w": w,
+            "distance": abs(w - example.minimiser),
+            "objective": losses[name],
+        }
+        for name, w in found.items()
+    ]
+    lines = [
+        [r["what"], f"{r['w']:.4f}", f"{r['distance']:.4f}", f"{r['objective']:.4f}"]
+        for r in records
+    ]
+    notes = (
+        f"Where each is least, how far that is from the minimiser of the objective, and the "
+        f"objective there. {POINTS} points, {SYNTHETIC} synthetic ones, seed {SEED}, one seed "
+        "whatever is asked for. The paper has a picture and no numbers.",
+        SLIP,
+    )
+    return Table(["minimum of", "w", "distance", "objective there"], lines, records, notes)
+
+
+def to_markdown(table: Table) -> str:
+    """Returns the table in Markdown."""
+    marks = ["---" if title in WORDS else "---:" for title in table.titles]
+    lines = [table.titles, marks, *table.lines]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns one line of numbers for each record."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, records[0] if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(finite(dict(record)) for record in records)
+    return file.getvalue()

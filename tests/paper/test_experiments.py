@@ -1,0 +1,139 @@
+import math
+
+import pytest
+
+from feddm.config import resolve
+from feddm.errors import ConfigError
+from feddm.paper import experiments, scales
+from feddm.paper.experiments import EXPERIMENTS, Run
+from feddm.paper.scales import FULL, SCALES, configuration, scaled_down
+from feddm.published import ACCURACIES
+
+PAIRS = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
+
+
+def runs(name: str) -> dict[str, Run]:
+    return {run.name: run for run in EXPERIMENTS[name].runs}
+
+
+@pytest.mark.parametrize(("name", "scale"), PAIRS)
+def test_every_run_has_a_name_and_a_configuration(name: str, scale: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert len(runs(name)) == len(experiment.runs)
+    assert len({(run.panel, run.method) for run in experiment.runs}) == len(experiment.runs)
+    cells = scales.cells(experiment, SCALES[scale], 2)
+    assert len({(cell.name, cell.seed) for cell in cells}) == 2 * len(experiment.runs)
+    assert all(cell.config.seed == cell.seed for cell in cells)
+    if scale == "smoke":
+        assert {cell.config.data.name for cell in cells} <= {"digits"}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_full_is_the_papers_scale(name: str) -> None:
+    assert scaled_down(EXPERIMENTS[name], FULL, 3) == []
+    for run in EXPERIMENTS[name].runs:
+        config = configuration(run, FULL)
+        assert (config.preset, config.rounds) == ("paper", 20)
+
+
+def test_the_default_run_is_the_preset_paper() -> None:
+    run = runs("curves-dir10-0.5")["cifar10-dir10-0.5-feddm"]
+    assert configuration(run, FULL) == resolve(preset="paper", options={"dataset": "cifar10"})
+
+
+def test_what_is_scaled_down_is_told() -> None:
+    told = scaled_down(EXPERIMENTS["ipc"], SCALES["small"], 2)
+    assert "rounds 20 -> 5" in told
+    assert "model.width 128 -> 32" in told
+    assert "synthesis.networks fresh -> 8" in told
+    assert "seeds 3 -> 2" in told
+    assert not any("images_per_class" in text for text in told)  # which is the experiment
+    smoke = scaled_down(EXPERIMENTS["non-iid"], SCALES["smoke"], 3)
+    names = "mnist -> digits, cifar10 -> digits, cifar100 -> digits"
+    assert f"data.name {names}" in smoke
+    assert not any(text.startswith("seeds") for text in smoke)
+
+
+def test_settings_that_do_nothing_are_left_out() -> None:
+    # DP-SGD has neither epochs nor batches, and plain runs have no private steps.
+    private = configuration(runs("noise")["cifar10-dir10-0.5-fedavg-sigma3"], SCALES["smoke"])
+    assert (private.local.epochs, private.local.batch_size, private.privacy.steps) == (1, 1, 2)
+    plain = configuration(runs("noise")["cifar10-dir10-0.5-feddm"], SCALES["smoke"])
+    assert plain.privacy == resolve().privacy
+
+
+def test_what_the_command_line_says_is_over_a_scale() -> None:
+    run = EXPERIMENTS["rho"].runs[0]
+    assert configuration(run, SCALES["smoke"]).runtime.workers == 1
+    assert configuration(run, SCALES["smoke"], workers=2).runtime.workers == 2
+
+
+def test_skewed_clients_have_the_papers_numbers() -> None:
+    table = {run.name: run.paper for run in EXPERIMENTS["non-iid"].runs}
+    assert len(table) == 30
+    assert None not in table.values()
+    spots = {
+        "mnist-dir10-0.1-fedavg": "96.92 ± 0.09",
+        "cifar100-dir10-0.1-scaffold": "34.39 ± 0.25",
+        "cifar10-dir10-0.01-feddm": "63.82 ± 0.17",
+        "cifar10-dir10-0.01-scaffold": "32.42 ± 1.13",
+        "cifar10-dir10-0.1-fedavg": "57.32 ± 0.04?",
+        "cifar10-dir10-0.01-fedavg": "57.32 ± 0.04?",
+    }
+    assert {name: str(table[name]) for name in spots} == spots
+    assert sum(bool(paper and paper.doubt) for paper in table.values()) == 2
+
+
+def test_feddm_is_the_best_of_every_column() -> None:
+    columns: dict[tuple[str, float], dict[str, float]] = {}
+    for (dataset, alpha, algorithm), paper in ACCURACIES.items():
+        columns.setdefault((dataset, alpha), {})[algorithm] = paper.mean
+    assert len(columns) == 7
+    assert all(max(c, key=lambda name: c[name]) == "feddm" for c in columns.values())
+
+
+def test_noise_is_the_papers_and_ours() -> None:
+    for sigma in (1, 3, 5):
+        panel = [run for run in EXPERIMENTS["noise"].runs if run.panel.endswith(f" {sigma}")]
+        privacy = {run.method: configuration(run, FULL).privacy for run in panel}
+        paper, ours = (
+            privacy.pop("FedDM, the paper's noise"),
+            privacy.pop("FedDM, our mechanism"),
+        )
+        assert (paper.mechanism, paper.noise_multiplier, paper.clip) == ("paper", sigma, 5)
+        # What sigma >= sqrt(2 log(1 / delta) / epsilon) would promise, to two digits.
+        assert ours.mechanism == "features"
+        assert ours.epsilon == round(2 * math.log(1e5) / sigma**2, 2)
+        assert len(privacy) == 4
+        for baseline in privacy.values():
+            assert baseline.mechanism == "gradients"
+            assert (baseline.noise_multiplier, baseline.clip) == (sigma, 5)
+            # 200 steps with a twentieth of the examples are ten epochs.
+            assert baseline.steps * baseline.sample_rate == 10
+
+
+def test_particulars() -> None:
+    fifty = configuration(runs("curves-dir50-0.5")["cifar10-dir50-0.5-feddm"], FULL)
+    assert (fifty.partition.clients, fifty.synthesis.images_per_class) == (50, 3)
+    for run, rho in zip(EXPERIMENTS["rho"].runs, (3, 5, 10), strict=True):
+        config = configuration(run, FULL)
+        assert (config.synthesis.radius, config.server.radius) == (rho, rho)
+    of_cifar100 = configuration(runs("curves-dir10-0.1")["cifar100-dir10-0.1-feddm"], FULL)
+    assert of_cifar100.synthesis.images_per_class == 5
+    resnet = [configuration(run, FULL).model for run in EXPERIMENTS["resnet18"].runs]
+    assert {(model.name, model.norm) for model in resnet} == {("resnet18", "group")}
+
+
+def test_wrong_names_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"named 'noniid'; did you mean non-iid\?"):
+        experiments.find("noniid")
+    with pytest.raises(ConfigError, match="named 'xyz'; `feddm paper list` shows all"):
+        experiments.find("xyz")
+    with pytest.raises(ConfigError, match="must be one of smoke, small, full, got 'big'"):
+        scales.find("big")
+
+
+def test_the_number_of_seeds() -> None:
+    small = SCALES["small"]
+    numbers = [scales.usual_seeds(EXPERIMENTS[n], small) for n in ("ipc", "cost", "surrogate")]
+    assert numbers == [2, 20, 1]
