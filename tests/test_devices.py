@@ -252,14 +252,9 @@ class TestEveryAlgorithm:
                 algorithm,
                 InProcess(algorithm, data, SHARDS, device=device),
                 federation.start(algorithm, 0),
-                data,
-                rounds=2,
-                clients=len(SHARDS),
-                participation=1.0,
-                seed=0,
-                server_threads=1,
-                progress=lambda stage, fraction: None,
-                device=device,
+                federation.by_test_set(algorithm, data, device),
+                federation.Plan(rounds=2, clients=len(SHARDS)),
+                lambda stage, fraction: None,
             )
         )
 

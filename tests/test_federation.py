@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -7,8 +8,16 @@ import torch
 from feddm import federation
 from feddm.data.examples import Examples
 from feddm.engines.base import Reply
-from feddm.errors import UploadError
-from feddm.federation import Federation, RoundRecord, cohort_size, in_order, sampled_cohort
+from feddm.errors import LostClientsError
+from feddm.federation import (
+    Federation,
+    LossRecord,
+    Plan,
+    RoundRecord,
+    cohort_size,
+    in_order,
+    sampled_cohort,
+)
 from feddm.seeding import generator
 from toy import Backwards, Summing
 
@@ -26,6 +35,8 @@ def rounds(
     participation: float = 1.0,
     engine: Backwards | None = None,
     stages: list[tuple[str, float]] | None = None,
+    min_clients: int | None = None,
+    retries: int = 0,
 ) -> Iterator[tuple[Federation, RoundRecord]]:
     algorithm = algorithm or Summing()
     seen = [] if stages is None else stages
@@ -33,13 +44,9 @@ def rounds(
         algorithm,
         engine or Backwards(algorithm, DATA),
         start or federation.start(algorithm, seed=5),
-        TEST,
-        rounds=3,
-        clients=CLIENTS,
-        participation=participation,
-        seed=5,
-        server_threads=1,
-        progress=lambda stage, done: seen.append((stage, done)),
+        federation.by_test_set(algorithm, TEST),
+        Plan(3, CLIENTS, participation, seed=5, min_clients=min_clients, retries=retries),
+        lambda stage, done: seen.append((stage, done)),
     )
 
 
@@ -77,9 +84,53 @@ def test_memories_are_committed_after_the_aggregation() -> None:
 def test_a_refused_upload_names_its_client() -> None:
     algorithm = Summing(refuse=4)
     engine = Backwards(algorithm, DATA)
-    with pytest.raises(UploadError, match=r"client [23]: the sum is too large"):
+    with pytest.raises(LostClientsError, match=r"round 1: client [23]: the sum is too large"):
         list(rounds(algorithm, engine=engine))
     assert engine.committed == []
+
+
+def test_a_round_goes_on_without_those_who_are_lost() -> None:
+    engine = Backwards(Summing(), DATA, lost=[{1}, {0, 3}])
+    (_, first), (_, second), (_, third) = rounds(engine=engine, min_clients=2)
+    assert [client.client for client in first.clients] == [0, 2, 3]
+    assert first.losses == (LossRecord(1, "the line is dead"),)
+    # Lost clients were sent the model all the same.
+    assert (first.floats_up, first.floats_down) == (3, CLIENTS)
+    assert [loss.client for loss in second.losses] == [0, 3]
+    assert third.losses == ()
+    # Nobody keeps in mind what did not arrive.
+    assert engine.committed == [0, 2, 3, 1, 2, 0, 1, 2, 3]
+
+
+def test_what_is_refused_is_lost_as_well() -> None:
+    # A client sends a number of its own and twice its pixel: 0, 2, 4 or 6.
+    number = float(torch.randn((), generator=torch.Generator().manual_seed(5)))
+    _, record = next(rounds(Summing(refuse=5 + math.floor(number)), min_clients=1))
+    assert [client.client for client in record.clients] == [0, 1, 2]
+    assert record.losses == (LossRecord(3, "the sum is too large"),)
+
+
+def test_too_few_are_tried_again() -> None:
+    engine = Backwards(Summing(), DATA, lost=[{0, 1, 2}, {0, 1, 2}, {1}])
+    _, record = next(rounds(engine=engine, min_clients=3, retries=2))
+    assert [loss.client for loss in record.losses] == [1]
+    assert engine.committed == [0, 2, 3]
+
+
+def test_too_few_are_an_error_that_says_who_is_missing() -> None:
+    engine = Backwards(Summing(), DATA, lost=[{0, 1}, {2, 3}])
+    says = (
+        r"round 1: client 2: the line is dead; client 3: the line is dead "
+        r"\(2 of 4 clients are left, and min_clients is 3\)"
+    )
+    with pytest.raises(LostClientsError, match=says):
+        list(rounds(engine=engine, min_clients=3, retries=1))
+
+
+def test_a_round_that_is_tried_again_has_the_same_bits() -> None:
+    engine = Backwards(Summing(), DATA, lost=[{2}])
+    (again, _), (once, _) = next(rounds(engine=engine, retries=1)), next(rounds())
+    assert torch.equal(again.state["sum"]["value"], once.state["sum"]["value"])
 
 
 def test_progress_reaches_the_end_of_both_stages() -> None:

@@ -14,7 +14,7 @@ from feddm.results import from_line, to_line
 def record(epsilon: float | None, number: int = 1) -> RoundRecord:
     metrics = {} if epsilon is None else {"epsilon": epsilon}
     clients = (ClientRecord(0, 0.0, 10, 40, metrics),)
-    return RoundRecord(number, 0.5, 1.0, 10, 10, 40, 40, 0.0, 0.5, clients, epsilon)
+    return RoundRecord(number, 0.5, 1.0, 10, 10, 40, 40, 0.0, 0.5, clients, epsilon=epsilon)
 
 
 def privacy(mechanism: Mechanism = "features", **more: Any) -> PrivacyConfig:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddm.federation import ClientRecord, RoundRecord
+from feddm.federation import ClientRecord, LossRecord, RoundRecord, SiteRecord
 from feddm.results import from_line, to_line
 
 CLIENT = ClientRecord(
@@ -48,6 +48,10 @@ round_records = st.builds(
     client_seconds=finite,
     server_seconds=finite,
     clients=st.lists(client_records, max_size=3).map(tuple),
+    losses=st.lists(st.builds(LossRecord, counts, st.text()), max_size=2).map(tuple),
+    sites=st.lists(st.builds(SiteRecord, counts, finite, finite, finite), max_size=2).map(
+        tuple
+    ),
 )
 
 

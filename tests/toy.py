@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult, Upload
 from feddm.data.examples import Examples
-from feddm.engines.base import ClientTick, Reply, Task
+from feddm.engines.base import ClientTick, Loss, Reply, Task
 from feddm.errors import UploadError
 from feddm.models import Model, Outputs
 from feddm.privacy.accounting import Event, Unprotected
@@ -112,13 +112,23 @@ class Summing:
 class Backwards:
     """An engine that works in reverse order, as a slow first client would make it look."""
 
-    def __init__(self, algorithm: Summing, data: dict[int, Examples]) -> None:
+    def __init__(
+        self,
+        algorithm: Summing,
+        data: dict[int, Examples],
+        lost: Sequence[Collection[int]] = (),
+    ) -> None:
         self.committed: list[int] = []
+        self._lost = list(lost)  # clients that are lost, in the first attempt, the second...
         self._algorithm = algorithm
         self._data = data
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply]:
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]:
+        lost = self._lost.pop(0) if self._lost else ()
         for task in reversed(list(tasks)):
+            if task.client in lost:
+                yield Loss(task.client, "the line is dead")
+                continue
             rng = torch.Generator().manual_seed(task.seed)
             result = self._algorithm.local(
                 task.download, self._data[task.client], {}, rng, lambda done: None

@@ -26,7 +26,7 @@ from feddm.data.datasets import fingerprint
 from feddm.data.examples import Normalization
 from feddm.engines.in_process import InProcess
 from feddm.errors import LedgerError, RunDirectoryError
-from feddm.federation import Federation, RoundRecord, cohort_size, start
+from feddm.federation import Federation, Plan, RoundRecord, by_test_set, cohort_size, start
 from feddm.federation import run as run_rounds
 from feddm.promise import promised
 from feddm.protection import ledger_of, locked_ledger
@@ -221,18 +221,17 @@ def _go(
     with InProcess(
         setup.algorithm, train, setup.shards, workers, memories, setup.device, setup.vaults
     ) as engine:
-        for latest, record in run_rounds(
-            setup.algorithm,
-            engine,
-            federation,
-            setup.dataset.test,
+        plan = Plan(
             rounds=config.rounds,
             clients=clients,
             participation=config.participation,
             seed=config.seed,
+            min_clients=None if config.min_clients == "all" else config.min_clients,
             server_threads=config.runtime.server_threads,
-            progress=observer.progress,
-            device=setup.device,
+        )
+        judge = by_test_set(setup.algorithm, setup.dataset.test, setup.device)
+        for latest, record in run_rounds(
+            setup.algorithm, engine, federation, judge, plan, observer.progress
         ):
             federation = latest
             if setup.vaults is not None:

@@ -40,6 +40,7 @@ from feddm.data import partition
 from feddm.data.catalog import describe
 from feddm.data.datasets import Dataset, load
 from feddm.errors import ConfigError
+from feddm.federation import cohort_size
 from feddm.models import ConvNet, Model, ResNet18
 from feddm.policy import own_policy
 from feddm.privacy.features import Bound
@@ -140,8 +141,19 @@ def check(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
     info = describe(config.data.name)
     check_precision(config.runtime.precision, build_device(config))
+    check_min_clients(config)
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
+
+
+def check_min_clients(config: Config) -> None:
+    """Raises `ConfigError` if a round needs more clients than it asks."""
+    cohort = cohort_size(config.partition.clients, config.participation)
+    if config.min_clients != "all" and config.min_clients > cohort:
+        raise ConfigError(
+            f"min_clients must be at most {cohort}, the clients of a round, got "
+            f"{config.min_clients}"
+        )
 
 
 def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:

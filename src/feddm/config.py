@@ -266,6 +266,9 @@ class Config(Section):
     participation: Annotated[float, Field(gt=0, le=1)] = Field(
         description="Share of the clients that takes part in a round."
     )
+    min_clients: PositiveInt | Literal["all"] = Field(
+        "all", description="A round counts if so many of its clients deliver."
+    )
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig

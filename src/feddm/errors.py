@@ -9,6 +9,7 @@
   - UploadError            a client's upload is not what the algorithm expects
   - EmptyRoundError        no client returned anything to learn from
   - EngineError            a client could not be run
+  - LostClientsError       too few clients delivered in a round
   - LedgerError            what a client keeps about its privacy cannot be used
   - RunDirectoryError      a run directory cannot be made, read or continued
   - MissingExtraError      a part of feddm that is not installed
@@ -50,6 +51,10 @@ class EmptyRoundError(FedDMError):
 
 class EngineError(FedDMError):
     """A client could not be run."""
+
+
+class LostClientsError(FedDMError):
+    """Too few clients delivered in a round."""
 
 
 class LedgerError(FedDMError):

@@ -7,17 +7,19 @@ import json
 import math
 from typing import Any
 
-from feddm.federation import ClientRecord, RoundRecord
+from feddm.federation import ClientRecord, LossRecord, RoundRecord, SiteRecord
 
 
 def to_line(record: RoundRecord) -> str:
     """Returns the record as one line of JSON; a number that is not finite becomes null.
 
-    What there is none of, such as an epsilon without privacy, is left out. An epsilon that is
-    null is not finite, and so no guarantee.
+    What there is none of, such as an epsilon without privacy or losses, is left out. An epsilon
+    that is null is not finite, and so no guarantee.
     """
     fields = dataclasses.asdict(record)
-    fields = finite({key: value for key, value in fields.items() if value is not None})
+    none = [key for key in ("losses", "sites") if not fields[key]]
+    none += [key for key, value in fields.items() if value is None]
+    fields = finite({key: value for key, value in fields.items() if key not in none})
     return json.dumps(fields, allow_nan=False)
 
 
@@ -28,9 +30,11 @@ def from_line(line: str) -> RoundRecord:
         if not isinstance(fields["round"], int):
             raise TypeError(f"round {fields['round']!r}")
         clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
+        losses = tuple(LossRecord(**loss) for loss in fields.pop("losses", []))
+        sites = tuple(SiteRecord(**_numbers(site)) for site in fields.pop("sites", []))
         if "epsilon" in fields and fields["epsilon"] is None:
             fields["epsilon"] = math.inf
-        return RoundRecord(**_numbers(fields), clients=clients)
+        return RoundRecord(**_numbers(fields), clients=clients, losses=losses, sites=sites)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a line of results: {error}") from error
 

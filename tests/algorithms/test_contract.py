@@ -52,13 +52,9 @@ def run(
                 algorithm,
                 engine,
                 start or federation.start(algorithm, 0),
-                DIGITS.test,
-                rounds=rounds,
-                clients=3,
-                participation=0.7,
-                seed=0,
-                server_threads=1,
-                progress=lambda stage, fraction: None,
+                federation.by_test_set(algorithm, DIGITS.test),
+                federation.Plan(rounds, clients=3, participation=0.7),
+                lambda stage, fraction: None,
             )
         )
         return done[-1][0], engine.memories, [record for _, record in done]
@@ -189,13 +185,9 @@ def test_fedavg_is_the_loop_that_anybody_would_write() -> None:
             algorithm,
             engine,
             begin,
-            DIGITS.test,
-            rounds=3,
-            clients=3,
-            participation=1.0,
-            seed=5,
-            server_threads=1,
-            progress=lambda stage, done: None,
+            federation.by_test_set(algorithm, DIGITS.test),
+            federation.Plan(rounds=3, clients=3, seed=5),
+            lambda stage, done: None,
         )
     for round_ in (1, 2, 3):
         total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

@@ -120,7 +120,7 @@ def test_the_live_table_fits_however_many_seeds_there_are(privacy: bool) -> None
 def test_every_line_of_a_study_says_what_is_promised() -> None:
     console = Console(file=StringIO(), width=200)
     display = StudyDisplay(console, [Cell("a", 0, resolve())], Path("s"))
-    record = RoundRecord(1, 0.5, 1.0, 1, 1, 10, 10, math.nan, 0.5, (), math.inf)
+    record = RoundRecord(1, 0.5, 1.0, 1, 1, 10, 10, math.nan, 0.5, (), epsilon=math.inf)
     for words in ("no guarantee", "not private"):
         display.finished_round(replace(record, privacy=words))
     assert isinstance(console.file, StringIO)

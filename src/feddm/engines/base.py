@@ -45,17 +45,27 @@ class Reply:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A client from which nothing came back, and why."""
+
+    client: int
+    reason: str
+
+
 ClientTick = Callable[[int, float], None]  # client, fraction of its work that is done
 
 
 class Engine(Protocol):
     """Runs tasks anywhere and yields the replies as they arrive, in any order.
 
+    For every task comes one reply, or one loss: an engine does not wait for ever.
+
     What a client wants to remember is kept on its side, and only once its upload was accepted:
     after `run` it is pending, and `commit` makes it the memory of the next round.
     """
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply]: ...
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]: ...
 
     def commit(self, clients: Iterable[int]) -> None: ...
 
