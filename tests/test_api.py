@@ -12,7 +12,7 @@ import torch
 import feddm
 import feddm.api
 from feddm.api import Observer, RunResult, resume
-from feddm.build import Setup, build
+from feddm.build import LocalSetup, Setup, build
 from feddm.config import OPTIONS, Config, load_toml, resolve
 from feddm.data.datasets import fingerprint, load
 from feddm.errors import ConfigError, RunDirectoryError
@@ -26,7 +26,7 @@ from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 FINAL_FILES = ("model.safetensors", "synthetic.safetensors")
 
 
-def fingerprint_of(setup: Setup) -> str:
+def fingerprint_of(setup: LocalSetup) -> str:
     return fingerprint(setup.dataset, setup.shards)
 
 
@@ -40,6 +40,7 @@ class Log(Observer):
         self.notices: list[str] = []
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
+        assert isinstance(setup, LocalSetup)
         assert len(setup.shards) == config.partition.clients
         self.earlier = [record.round for record in records]
 

@@ -8,6 +8,7 @@ import torch
 from feddm.acceleration import Accelerated
 from feddm.algorithms.feddm import FedDM
 from feddm.build import (
+    LocalSetup,
     Setup,
     build,
     build_algorithm,
@@ -27,7 +28,7 @@ from feddm.workload import Round, passes
 from tiny import SETTINGS, run_tiny
 
 
-def fingerprint_of(setup: Setup) -> str:
+def fingerprint_of(setup: LocalSetup) -> str:
     return fingerprint(setup.dataset, setup.shards)
 
 

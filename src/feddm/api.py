@@ -20,21 +20,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddm.build import Setup, build, build_model, num_workers
+from feddm.build import Setup, build_model
 from feddm.config import Config, load_toml, resolve
-from feddm.data.datasets import fingerprint
 from feddm.data.examples import Normalization
-from feddm.engines.in_process import InProcess
-from feddm.errors import LedgerError, RunDirectoryError
-from feddm.federation import Federation, Plan, RoundRecord, by_test_set, cohort_size, start
+from feddm.errors import RunDirectoryError
+from feddm.federation import Federation, Plan, RoundRecord, start
 from feddm.federation import run as run_rounds
+from feddm.places import Here, Place, Session
 from feddm.promise import promised
-from feddm.protection import ledger_of, locked_ledger
 from feddm.rundir import RunDirectory
 from feddm.synthetic import SyntheticSet, from_state
 from feddm.tensors import Records
 from feddm.trained import TrainedModel
-from feddm.vault import Vaults
 
 
 @dataclass(frozen=True)
@@ -153,16 +150,26 @@ def run(
     return execute(resolved, None if out is None else Path(out), observer or Observer())
 
 
-def execute(config: Config, out: Path | None, observer: Observer) -> RunResult:
-    """Runs a complete configuration, in a new run directory if one is named."""
+def execute(
+    config: Config, out: Path | None, observer: Observer, place: Place | None = None
+) -> RunResult:
+    """Runs a complete configuration, in a new run directory if one is named.
+
+    Args:
+        config: What is run.
+        out: A new run directory.
+        observer: Is told how it goes.
+        place: Where the clients are; by default on this machine.
+    """
     run = uuid.uuid4().hex
-    with locked_ledger(config, run):
-        setup = build(config, run)
+    with (place or Here()).opened(config, run, {}) as session:
+        setup = session.setup
         fresh = start(setup.algorithm, config.seed)
         if out is None:
-            return _go(setup, fresh, {}, [], None, observer)
-        with RunDirectory.create(out, setup.config, _environment(setup, run)) as directory:
-            return _go(setup, fresh, {}, [], directory, observer)
+            return _go(session, fresh, {}, [], None, observer)
+        environment = _environment(session, run)
+        with RunDirectory.create(out, setup.config, environment) as directory:
+            return _go(session, fresh, {}, [], directory, observer)
 
 
 def resume(
@@ -171,6 +178,7 @@ def resume(
     workers: int | Literal["auto"] | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
+    place: Place | None = None,
 ) -> RunResult:
     """Continues a run that was interrupted; it ends with the bits of an uninterrupted one.
 
@@ -179,6 +187,7 @@ def resume(
         workers: Worker processes; results do not depend on it.
         data_dir: Folder of the data sets, if they are elsewhere now.
         observer: Is told how it goes.
+        place: Where the clients are; by default on this machine.
     """
     observer = observer or Observer()
     with RunDirectory.open(Path(directory)) as opened:
@@ -190,19 +199,16 @@ def resume(
         config = resolve(config.model_dump(), options=options)
         environment = opened.environment()
         run = str(environment.get("run", ""))
-        _check_ledger(config, environment)
-        with locked_ledger(config, run):
-            setup = build(config, run)
-            _compare(environment, _environment(setup, run), observer)
-            records = opened.records()
-            if setup.vaults is not None and records:
-                _check_paid(setup.vaults, records)
-            federation, memories = opened.rewind() or (start(setup.algorithm, config.seed), {})
-            return _go(setup, federation, memories, opened.records(), opened, observer)
+        with (place or Here()).opened(config, run, environment) as session:
+            _compare(environment, _environment(session, run), observer)
+            session.check(opened.records())
+            fresh = start(session.setup.algorithm, config.seed)
+            federation, memories = opened.rewind() or (fresh, {})
+            return _go(session, federation, memories, opened.records(), opened, observer)
 
 
 def _go(
-    setup: Setup,
+    session: Session,
     federation: Federation,
     memories: Mapping[int, Records],
     records: list[RoundRecord],
@@ -210,34 +216,29 @@ def _go(
     observer: Observer,
 ) -> RunResult:
     """Runs the rounds that are left, writes each down, and returns the whole."""
-    config = setup.config
+    setup, config = session.setup, session.setup.config
     for text in setup.notices:
         observer.notice(text)
     observer.started(config, setup, records)
-    clients = len(setup.shards)
-    cohort = cohort_size(clients, config.participation)
-    workers = num_workers(config.runtime, cohort, setup.device)
-    train = setup.dataset.train
-    with InProcess(
-        setup.algorithm, train, setup.shards, workers, memories, setup.device, setup.vaults
-    ) as engine:
-        plan = Plan(
-            rounds=config.rounds,
-            clients=clients,
-            participation=config.participation,
-            seed=config.seed,
-            min_clients=None if config.min_clients == "all" else config.min_clients,
-            server_threads=config.runtime.server_threads,
-        )
-        judge = by_test_set(setup.algorithm, setup.dataset.test, setup.device)
+    plan = Plan(
+        rounds=config.rounds,
+        clients=config.partition.clients,
+        participation=config.participation,
+        seed=config.seed,
+        min_clients=None if config.min_clients == "all" else config.min_clients,
+        retries=session.retries,
+        server_threads=config.runtime.server_threads,
+    )
+    with session.clients(memories) as clients:
+        judge = session.judge(clients)
         for latest, record in run_rounds(
-            setup.algorithm, engine, federation, judge, plan, observer.progress
+            setup.algorithm, clients, federation, judge, plan, observer.progress
         ):
             federation = latest
-            if setup.vaults is not None:
-                record = promised(record, setup.vaults.epsilon(), config.privacy)
+            if (epsilon := session.epsilon(record)) is not None:
+                record = promised(record, epsilon, config.privacy)
             if directory is not None:
-                directory.save_round(federation, record, engine.memories)
+                directory.save_round(federation, record, clients.memories)
             records = [*records, record]
             observer.finished_round(record)
     result = _result(config, setup, federation, records, directory)
@@ -256,7 +257,7 @@ def _result(
     records: list[RoundRecord],
     directory: RunDirectory | None,
 ) -> RunResult:
-    info = setup.dataset.info
+    info = setup.info
     normalization = Normalization(info.mean, info.std)
     synthetic = federation.state.get("synthetic")
     return RunResult(
@@ -287,13 +288,9 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
 
-def _environment(setup: Setup, run: str) -> dict[str, Any]:
-    """Returns what can change the bits of a run beside its configuration, and its name.
-
-    With privacy the fingerprint of the data is one that only the ledger's owner can compute.
-    """
-    vaults = setup.vaults
-    environment = {
+def _environment(session: Session, run: str) -> dict[str, Any]:
+    """Returns what can change the bits of a run beside its configuration, and its name."""
+    return {
         "run": run,
         "feddm": version("feddm"),
         "torch": torch.__version__,
@@ -301,31 +298,10 @@ def _environment(setup: Setup, run: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": setup.device.type,
-        "compiled": setup.compiled,
-        "data": vaults.split if vaults else fingerprint(setup.dataset, setup.shards),
+        "device": session.setup.device.type,
+        "compiled": session.setup.compiled,
+        **session.environment,
     }
-    if vaults is not None:
-        environment |= {"ledger": str(vaults.ledger.folder), "ledger_id": vaults.ledger.id}
-    return environment
-
-
-def _check_ledger(config: Config, before: Mapping[str, Any]) -> None:
-    """Raises `LedgerError` unless the ledger is the one that the run began with."""
-    ledger = ledger_of(config, str(before.get("run", "")))
-    if ledger is None or (ledger.id is not None and ledger.id == before.get("ledger_id")):
-        return
-    what = "is missing" if ledger.id is None else "is another one"
-    raise LedgerError(
-        f"the ledger {ledger.folder} {what}; put back what the run began with, which was in "
-        f"{before.get('ledger')}, or start a new run"
-    )
-
-
-def _check_paid(vaults: Vaults, records: list[RoundRecord]) -> None:
-    """Raises `LedgerError` unless all rounds so far are on the ledger."""
-    uploads = [(record.round, part.client) for record in records for part in record.clients]
-    vaults.check_paid(uploads, least=records[-1].epsilon or 0.0)
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:

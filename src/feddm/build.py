@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ from feddm.config import (
     SynthesisConfig,
 )
 from feddm.data import partition
-from feddm.data.catalog import describe
+from feddm.data.catalog import DatasetInfo, described
 from feddm.data.datasets import Dataset, load
+from feddm.data.examples import Examples
 from feddm.errors import ConfigError
 from feddm.federation import cohort_size
 from feddm.models import ConvNet, Model, ResNet18
@@ -65,31 +66,44 @@ COMPILING_PAYS = 8e12
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a run is made of.
+    """What the server of a run is made of.
 
     Args:
-        dataset: What is learned.
-        shards: Which training examples each client has.
+        config: The configuration, with the noise that its budget allows.
+        info: What is known of the data.
+        test: What models are judged by, if the server has anything.
         algorithm: What clients and server do.
         device: Where they compute.
         compiled: Whether the model is compiled.
         notices: What the user should know about it.
-        config: The configuration, with the noise that its budget allows.
-        vaults: What clients keep about their privacy, if there is any.
     """
 
     config: Config
-    dataset: Dataset
-    shards: partition.Shards
+    info: DatasetInfo
+    test: Examples | None
     algorithm: Algorithm
     device: torch.device = CPU
     compiled: bool = False
     notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSetup(Setup):
+    """What server and clients of a run on one machine are made of.
+
+    Args:
+        dataset: What the clients have together.
+        shards: Which training examples each of them has.
+        vaults: What they keep about their privacy, if there is any.
+    """
+
+    dataset: Dataset
+    shards: partition.Shards
     vaults: Vaults | None = None
 
 
-def build(config: Config, run: str = "") -> Setup:
-    """Returns the objects that a configuration describes.
+def build(config: Config, run: str = "") -> LocalSetup:
+    """Returns the objects that a configuration describes, for a run on this machine.
 
     Args:
         config: What is run.
@@ -98,26 +112,49 @@ def build(config: Config, run: str = "") -> Setup:
     check(config)
     config = with_absolute_ledger(config)
     policy = own_policy(config.data.name)
-    device = build_device(config)
     dataset = build_dataset(config.data)
     shards = build_shards(config.partition, dataset, config.seed)
     vaults = build_vaults(config, dataset, shards, run, policy)
     if vaults is not None:
         config = calibrated(config, vaults)
-    model = build_model(config.model, dataset.info.shape, len(dataset.info.classes))
+    num_classes = len(dataset.info.classes)
+    table = partition.class_table(dataset.train.y.numpy(), shards, num_classes)
+    setup = build_server(config, dataset.info, dataset.test, table)
+    check_policy(config, policy, setup.algorithm.planned)
+    local = LocalSetup(**vars(setup), dataset=dataset, shards=shards, vaults=vaults)
+    if vaults is None or not vaults.test_seed:
+        return local
+    notice = "secrets are fixed by privacy.test_secret: this run is not private"
+    return replace(local, notices=(*setup.notices, notice))
+
+
+def build_server(
+    config: Config,
+    info: DatasetInfo,
+    test: Examples | None,
+    table: np.ndarray[Any, Any] | None = None,
+) -> Setup:
+    """Returns what the server of a run is made of.
+
+    Args:
+        config: What is run.
+        info: What is known of the data.
+        test: What models are judged by, if the server has anything.
+        table: How many examples each client has of each class, if the server knows.
+    """
+    device = build_device(config)
+    model = build_model(config.model, info.shape, len(info.classes))
     notices = []
     compiled = config.runtime.compile == "on" or (
-        config.runtime.compile == "auto" and _compiling_pays(config, dataset, shards, model)
+        config.runtime.compile == "auto" and _compiling_pays(config, model, table)
     )
     if compiled and (problem := compiler_problem(device)):
         compiled = False
         notices.append(f"torch.compile does not work here, so it goes without: {problem}")
-    model = accelerated(model, compiled, config.runtime.precision)
-    algorithm = build_algorithm(config, model, device)
-    check_policy(config, policy, algorithm.planned)
-    if vaults is not None and vaults.test_seed:
-        notices.append("secrets are fixed by privacy.test_secret: this run is not private")
-    return Setup(config, dataset, shards, algorithm, device, compiled, tuple(notices), vaults)
+    algorithm = build_algorithm(
+        config, accelerated(model, compiled, config.runtime.precision), device
+    )
+    return Setup(config, info, test, algorithm, device, compiled, tuple(notices))
 
 
 def build_device(config: Config) -> torch.device:
@@ -139,7 +176,7 @@ def build_device(config: Config) -> torch.device:
 
 def check(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
-    info = describe(config.data.name)
+    info = described(config.data)
     check_precision(config.runtime.precision, build_device(config))
     check_min_clients(config)
     if config.algorithm in ("feddm", "real"):  # others send no images
@@ -171,16 +208,11 @@ def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> Non
         )
 
 
-def _compiling_pays(
-    config: Config, dataset: Dataset, shards: partition.Shards, model: Model
-) -> bool:
-    num_classes = len(dataset.info.classes)
-    if config.privacy.mechanism == "none":
-        table = partition.class_table(dataset.train.y.numpy(), shards, num_classes)
-    else:
+def _compiling_pays(config: Config, model: Model, table: np.ndarray[Any, Any] | None) -> bool:
+    if table is None or config.privacy.mechanism != "none":
         # Whether it is compiled can be seen in the results, so it must not depend on examples.
-        of_a_class = expected_examples(config) / num_classes
-        table = np.full((config.partition.clients, num_classes), of_a_class)
+        of_a_class = expected_examples(config) / model.num_classes
+        table = np.full((config.partition.clients, model.num_classes), of_a_class)
     work = passes(config, table)
     # Not divided by the workers, whose number must not change a bit of the results.
     flops = forward_flops(model) * (work.clients.weight + work.server.weight)

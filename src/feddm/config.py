@@ -64,6 +64,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class OwnDataConfig(Section):
+    """What is known of data that only nodes have, each its own; see docs/flower.md."""
+
+    classes: tuple[str, ...] = Field(
+        (), strict=False, description="Names of the classes; none: a known data set."
+    )
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (1, 28, 28), strict=False, description="Channels, height and width of an image."
+    )
+    examples: NonNegativeInt = Field(
+        0, description="About how many all nodes have; public, and needed for privacy."
+    )
+    mean: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="Taken off every pixel, which are from 0 to 1."
+    )
+    std: PositiveFloat = Field(0.25, description="Then every pixel is divided by it.")
+    test: str = Field(
+        "", description="The server's test set, if any: an image folder or a .npz file."
+    )
+
+
 class DataConfig(Section):
     """Which data set is learned."""
 
@@ -74,6 +95,12 @@ class DataConfig(Section):
         description="Share of the training examples that is held out and evaluated on instead "
         "of the test set; 0 evaluates on the test set.",
     )
+    holdout: Fraction = Field(
+        0.0,
+        description="Share of its examples by which each node judges the model; 0: the server "
+        "has a test set.",
+    )
+    own: OwnDataConfig = OwnDataConfig()
 
 
 class PartitionConfig(Section):

@@ -84,6 +84,7 @@ def _words(rule: Mapping[str, Any]) -> str:
         "integer": "a whole number",
         "number": "a number",
         "string": "a text",
+        "array": "a list",
     }[rule["type"]]
     if "exclusiveMinimum" in rule:
         positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0

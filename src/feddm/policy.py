@@ -26,7 +26,7 @@ from typing import Any, get_args
 from platformdirs import user_config_path
 
 from feddm.config import ALGORITHMS, Mechanism
-from feddm.data.catalog import describe
+from feddm.data.catalog import DATASETS, describe
 from feddm.errors import BudgetError, DataError, LedgerError
 from feddm.privacy.accounting import Event, Released, epsilon
 from feddm.privacy.units import Unit
@@ -126,7 +126,11 @@ def _limits(values: dict[str, Any], dataset: str) -> dict[str, Any]:
     tables = values.pop("datasets", {})
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise ValueError("datasets must be tables, such as [datasets.digits]")
-    checked = {describe(name).name: _checked(table) for name, table in tables.items()}
+    for name in tables:
+        # A name of a node's own data is as good as any, but not one that was meant otherwise.
+        if name not in DATASETS and difflib.get_close_matches(name.lower(), DATASETS, n=1):
+            describe(name)
+    checked = {name: _checked(table) for name, table in tables.items()}
     return _checked(values) | checked.get(dataset, {})
 
 

@@ -12,7 +12,7 @@ import torch
 
 from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
 from feddm.config import Config
-from feddm.data.catalog import describe
+from feddm.data.catalog import described
 from feddm.data.datasets import Dataset, fingerprint
 from feddm.data.partition import Shards
 from feddm.errors import BudgetError, ConfigError
@@ -40,7 +40,7 @@ def ledger_of(config: Config, run: str) -> Ledger | None:
         root = run_ledger_root() / run
     else:
         root = Path(privacy.ledger) if privacy.ledger else ledger_root()
-    return Ledger(root.absolute() / describe(config.data.name).name)
+    return Ledger(root.absolute() / described(config.data).name)
 
 
 def locked_ledger(config: Config, run: str) -> contextlib.AbstractContextManager[None]:
@@ -53,15 +53,22 @@ def build_vaults(
     config: Config, dataset: Dataset, shards: Shards, run: str, policy: Policy
 ) -> Vaults | None:
     """Returns what clients keep about their privacy; none without privacy."""
-    privacy = config.privacy
     ledger = ledger_of(config, run)
     if ledger is None:
         return None
-    if privacy.ledger and policy.epsilon < math.inf:
+    if config.privacy.ledger and policy.epsilon < math.inf:
         raise BudgetError(
             f"privacy.ledger must be left out: {policy.source} limits what is ever spent, and "
             "only the ledger that all runs share knows that"
         )
+    return vaults_in(ledger, config, dataset, shards, run, policy)
+
+
+def vaults_in(
+    ledger: Ledger, config: Config, dataset: Dataset, shards: Shards, run: str, policy: Policy
+) -> Vaults:
+    """Returns what clients keep about their privacy in a ledger."""
+    privacy = config.privacy
     if privacy.unit == "group":
         if dataset.train.group is None:
             raise ConfigError(
@@ -103,26 +110,30 @@ def _check_whole_groups(group: torch.Tensor, shards: Shards) -> None:
 
 def calibrated(config: Config, vaults: Vaults) -> Config:
     """Returns the configuration with the noise that its budget asks for."""
-    privacy = config.privacy
-    if privacy.noise_multiplier or privacy.mechanism == "paper":
-        return config
-    features = privacy.mechanism == "features"
-    spent = vaults.spent()
-    if config.algorithm == "feddm" and not features:
-        spent = [*spent, Released(config.rounds, COUNT_MULTIPLIER)]
     try:
-        multiplier = noise_multiplier(
-            privacy.epsilon,
-            privacy.delta,
-            times=config.rounds * int(config.synthesis.networks if features else privacy.steps),
-            sample_rate=1.0 if features else privacy.sample_rate,
-            spent=spent,
-        )
+        return with_noise(config, vaults.spent())
     except BudgetError as error:
         raise BudgetError(
             f"{error} (the ledger is {vaults.ledger.folder}); for experiments on public data, "
             "--ledger new begins another"
         ) from error
+
+
+def with_noise(config: Config, spent: Sequence[Event]) -> Config:
+    """Returns the configuration with the noise that its budget asks for, after what is spent."""
+    privacy = config.privacy
+    if privacy.noise_multiplier or privacy.mechanism in ("none", "paper"):
+        return config
+    features = privacy.mechanism == "features"
+    if config.algorithm == "feddm" and not features:
+        spent = [*spent, Released(config.rounds, COUNT_MULTIPLIER)]
+    multiplier = noise_multiplier(
+        privacy.epsilon,
+        privacy.delta,
+        times=config.rounds * int(config.synthesis.networks if features else privacy.steps),
+        sample_rate=1.0 if features else privacy.sample_rate,
+        spent=spent,
+    )
     return config.model_copy(
         update={"privacy": privacy.model_copy(update={"noise_multiplier": multiplier})}
     )
@@ -130,4 +141,10 @@ def calibrated(config: Config, vaults: Vaults) -> Config:
 
 def expected_examples(config: Config) -> float:
     """Returns the examples that a client is taken to have: a public figure, not its own."""
-    return describe(config.data.name).num_train / config.partition.clients
+    info = described(config.data)
+    if not info.num_train:
+        raise ConfigError(
+            "data.own.examples is missing: privacy needs a public figure of how many examples "
+            "all nodes have together, about"
+        )
+    return info.num_train / config.partition.clients

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 import feddm.api
 import feddm.cli
+import feddm.places
 from feddm.api import execute
 from feddm.bench import ClientUpdate, Kernel, Memory, Report, Workers
-from feddm.build import Setup, build
+from feddm.build import LocalSetup, build
 from feddm.cli.display import HEADER, TextDisplay, line
 from feddm.config import Config, resolve
 from feddm.errors import FedDMError
@@ -355,13 +356,13 @@ class TestRun:
     def test_two_that_begin_at_once_do_not_get_in_each_others_way(
         self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def build_after_another_run(config: Config, run: str) -> Setup:
-            monkeypatch.setattr(feddm.api, "build", build)
+        def build_after_another_run(config: Config, run: str) -> LocalSetup:
+            monkeypatch.setattr(feddm.places, "build", build)
             words = ["run", *arguments(rounds=1), "--quiet"]
             feddm.cli.app(words, standalone_mode=False)
             return build(config, run)
 
-        monkeypatch.setattr(feddm.api, "build", build_after_another_run)
+        monkeypatch.setattr(feddm.places, "build", build_after_another_run)
         assert feddm_("run", *arguments(rounds=1), "--quiet").text == ""
         for number in (1, 2):
             assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()

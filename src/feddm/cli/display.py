@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from feddm.api import Observer
+from feddm.build import LocalSetup
 from feddm.data.partition import class_table
 from feddm.models import num_params
 from feddm.promise import epsilon_cell, introduction, summary
@@ -106,7 +107,7 @@ class TextDisplay(Display):
         if private:
             self._print(introduction(config.privacy))
         if config.data.validation:
-            self._print(validation_text(config, len(setup.dataset.test)))
+            self._print(validation_text(config, len(setup.test or ())))
         self._print(PRIVATE_HEADER if private else HEADER, style="bold")
         for record in records:
             self._print(line(record, self._rounds), style="dim")
@@ -122,6 +123,8 @@ class TextDisplay(Display):
 
     def finished_round(self, record: RoundRecord) -> None:
         self._print(line(record, self._rounds))
+        for loss in record.losses:
+            self._print(f"    client {loss.client} brought nothing: {loss.reason}", "yellow")
         for task in self._tasks.values():
             self._progress.reset(task)
         if self._all is not None:
@@ -161,8 +164,8 @@ class TextDisplay(Display):
 
 def clients_text(config: Config, setup: Setup) -> str:
     """Returns how many clients there are and, unless that is private, what they have."""
-    number, classes = len(setup.shards), len(setup.dataset.info.classes)
-    if config.privacy.guaranteed:
+    number, classes = config.partition.clients, len(setup.info.classes)
+    if config.privacy.guaranteed or not isinstance(setup, LocalSetup):
         return f"{number} clients, {classes} classes"
     table = class_table(setup.dataset.train.y.numpy(), setup.shards, classes)
     sizes = table.sum(1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from feddm.config import DataConfig
 from feddm.errors import DataError
 
 Format = Literal[
@@ -111,6 +112,29 @@ def describe(name: str) -> DatasetInfo:
     near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise DataError(f"there is no data set {name!r}; {hint}known: {', '.join(DATASETS)}")
+
+
+def described(config: DataConfig) -> DatasetInfo:
+    """Returns what is known of the data of a federation, be they a known set or nodes' own."""
+    own = config.own
+    if not own.classes:
+        return describe(config.name)
+    if config.name in DATASETS:
+        raise DataError(
+            f"data.own is for data that only nodes have, and {config.name} is a known data set; "
+            "give it another data.name"
+        )
+    channels = own.shape[0]
+    return DatasetInfo(
+        name=config.name,
+        classes=own.classes,
+        shape=own.shape,
+        num_train=own.examples,
+        num_test=0,
+        mean=(own.mean,) * channels,
+        std=(own.std,) * channels,
+        layouts=(),
+    )
 
 
 def _files(format_: Format, md5s: Mapping[str, str]) -> tuple[DataFile, ...]:

@@ -1,0 +1,157 @@
+"""Data that nobody else has: an image folder, or a .npz file.
+
+    folder/<class>/<image>             a class is known by its name
+    folder/<class>/<group>/<image>     a group is such as a patient
+
+    file.npz    x        uint8, (n, height, width) or (n, height, width, channels)
+                y        whole numbers, which count the classes
+                classes  their names
+                group    whole numbers, if examples belong together
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddm.data.catalog import DatasetInfo
+from feddm.data.examples import Examples, Normalization
+from feddm.errors import DataError, MissingExtraError
+
+Array = np.ndarray[Any, Any]
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def read_own(path: Path, info: DatasetInfo) -> Examples:
+    """Returns the examples in a folder or a file; a `DataError` says why they do not fit.
+
+    Args:
+        path: An image folder or a .npz file.
+        info: What the federation has agreed on: classes by name, and the size of images.
+    """
+    if path.is_dir():
+        x, y, group = _folder(path, info)
+    elif path.suffix == ".npz":
+        x, y, group = _npz(path, info)
+    else:
+        what = "is neither a folder nor a .npz file" if path.exists() else "is not there"
+        raise DataError(f"the data {path} {what}")
+    return Examples(
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        Normalization(info.mean, info.std),
+        group=None if group is None else torch.from_numpy(group),
+    )
+
+
+def _folder(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    _check_classes([folder.name for folder in folders], info, path)
+    images: list[Array] = []
+    labels: list[int] = []
+    groups: list[str] = []
+    for folder in folders:
+        for image in _images(folder):
+            images.append(_image(image, info))
+            labels.append(info.classes.index(folder.name))
+            groups.append(image.parent.name if image.parent != folder else "")
+    if not images:
+        raise DataError(f"{path} has no images; they belong into <class>/<image>")
+    if all(groups):
+        group = np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    elif any(groups):
+        raise DataError(f"{path} has images with a folder of their group, and others without")
+    else:
+        group = None
+    return np.stack(images), np.array(labels, np.int64), group
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
+        if path.suffix.lower() in SUFFIXES and path.is_file():
+            yield path
+
+
+def _image(path: Path, info: DatasetInfo) -> Array:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise MissingExtraError(
+            "image folders need Pillow: pip install 'feddm[flower]'"
+        ) from None
+    channels, height, width = info.shape
+    try:
+        with Image.open(path) as image:
+            # What is gray can be shown in color; the other way round something is lost.
+            gray = image.mode in ("1", "L")
+            if channels == 1 and not gray:
+                raise DataError(f"{path} is not gray, and {info.name} is")
+            if image.size != (width, height):
+                raise DataError(
+                    f"{path} has {image.size[0]} x {image.size[1]} pixels where {info.name} "
+                    f"has {width} x {height}"
+                )
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    return _channels_first(pixels[None], info, path)[0]
+
+
+def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    missing = {"x", "y", "classes"} - set(parts)
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(sorted(missing))}")
+    x, y, names = parts["x"], parts["y"], [str(name) for name in parts["classes"]]
+    if x.dtype != np.uint8:
+        raise DataError(f"{path}: x must be uint8, got {x.dtype}")
+    if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"{path}: y must be a whole number for each of {len(x)} images")
+    if len(y) and not (0 <= y.min() and y.max() < len(names)):
+        raise DataError(f"{path}: y must be from 0 to {len(names) - 1}")
+    group = parts.get("group")
+    if group is not None and (
+        group.shape != y.shape or not np.issubdtype(group.dtype, np.integer)
+    ):
+        raise DataError(f"{path}: group must be a whole number for each of {len(x)} images")
+    _check_classes(names, info, path)
+    # The file counts its classes as it likes; the federation goes by their names.
+    numbers = np.array([info.classes.index(name) for name in names], np.int64)
+    return (
+        _channels_first(x, info, path),
+        numbers[y],
+        None if group is None else group.astype(np.int64),
+    )
+
+
+def _check_classes(names: list[str], info: DatasetInfo, path: Path) -> None:
+    unknown = sorted(set(names) - set(info.classes))
+    if unknown:
+        raise DataError(
+            f"{path} has a class {unknown[0]!r}, and {info.name} has "
+            f"{', '.join(info.classes)}"
+        )
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} names a class twice")
+
+
+def _channels_first(x: Array, info: DatasetInfo, path: Path) -> Array:
+    images = x[..., None] if x.ndim == 3 else x
+    channels, height, width = info.shape
+    if images.shape[1:] != (height, width, channels):
+        found = " x ".join(map(str, images.shape[1:]))
+        raise DataError(
+            f"{path} has images of {found} (height, width, channels) where {info.name} has "
+            f"{height} x {width} x {channels}"
+        )
+    return np.ascontiguousarray(np.moveaxis(images, 3, 1))
