@@ -17,6 +17,14 @@ def test_by_hand() -> None:
     assert result.loss == pytest.approx(sum(losses) / 3)
 
 
+def test_classes_count_the_same_however_many_there_are_of_each() -> None:
+    # All three of class 0 are right, and the one of class 1 is not.
+    data = Examples(pixels(1.0, 2.0, 3.0, 4.0), torch.tensor([0, 0, 0, 1]))
+    result = evaluate(TwoParameters(), point(1.0, 1.0), data)
+    assert result.accuracy == 0.75
+    assert result.balanced_accuracy == 0.5
+
+
 def test_all_chunks_count() -> None:
     x = torch.linspace(-1, 1, 200)
     data = Examples(x.view(-1, 1, 1, 1), (x <= 0).long())

@@ -153,13 +153,17 @@ class Ledger:
         return key
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other runs from spending of the same data set meanwhile."""
+    def locked(self, wait: float = 0.0) -> Iterator[None]:
+        """Keeps other runs from spending of the same data set meanwhile.
+
+        Args:
+            wait: For so many seconds if one of them is at it.
+        """
         with durable.explained(LedgerError, self.folder):
             durable.make_private(self.folder)
             lock = filelock.FileLock(self.folder / ".lock")
             try:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=wait)
             except filelock.Timeout:
                 raise LedgerError(
                     f"{self.folder} is in use by another run; wait for it or stop it"

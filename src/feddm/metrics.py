@@ -13,19 +13,32 @@ from feddm.tensors import Tensors
 
 
 class Evaluation(NamedTuple):
-    """How well parameters do: share of right answers, and mean cross entropy."""
+    """How well parameters do.
+
+    Args:
+        accuracy: Share of right answers.
+        loss: Mean cross entropy.
+        balanced_accuracy: Mean over classes of the share of right answers.
+    """
 
     accuracy: float
     loss: float
+    balanced_accuracy: float
 
 
 def evaluate(model: Model, params: Tensors, data: Examples) -> Evaluation:
     """Returns accuracy and loss over all examples."""
-    right, loss = 0, 0.0
+    loss = 0.0
+    asked, right = torch.zeros(2, model.num_classes, dtype=torch.int64)
     with torch.no_grad():
         for index in chunks(torch.arange(len(data))):
             x, y, _ = data[index]
             logits = model(params, x).logits
-            right += int((logits.argmax(1) == y).sum())
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
-    return Evaluation(right / len(data), loss / len(data))
+            y = y.cpu()
+            asked += torch.bincount(y, minlength=model.num_classes)
+            hits = y[logits.argmax(1).cpu() == y]
+            right += torch.bincount(hits, minlength=model.num_classes)
+    there = asked > 0
+    balanced = (right[there] / asked[there]).mean()
+    return Evaluation(int(right.sum()) / len(data), loss / len(data), float(balanced))

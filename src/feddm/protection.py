@@ -120,7 +120,7 @@ def calibrated(config: Config, vaults: Vaults) -> Config:
 
 
 def with_noise(config: Config, spent: Sequence[Event]) -> Config:
-    """Returns the configuration with the noise that its budget asks for, after what is spent."""
+    """Returns the configuration with the noise that leaves its budget after what is spent."""
     privacy = config.privacy
     if privacy.noise_multiplier or privacy.mechanism in ("none", "paper"):
         return config

@@ -121,7 +121,7 @@ def described(config: DataConfig) -> DatasetInfo:
         return describe(config.name)
     if config.name in DATASETS:
         raise DataError(
-            f"data.own is for data that only nodes have, and {config.name} is a known data set; "
+            f"data.own is for data that only nodes have, and {config.name} is a known set; "
             "give it another data.name"
         )
     channels = own.shape[0]

@@ -1,12 +1,12 @@
 """Data that nobody else has: an image folder, or a .npz file.
 
-    folder/<class>/<image>             a class is known by its name
-    folder/<class>/<group>/<image>     a group is such as a patient
+folder/<class>/<image>             a class is known by its name
+folder/<class>/<group>/<image>     a group is such as a patient
 
-    file.npz    x        uint8, (n, height, width) or (n, height, width, channels)
-                y        whole numbers, which count the classes
-                classes  their names
-                group    whole numbers, if examples belong together
+file.npz    x        uint8, (n, height, width) or (n, height, width, channels)
+            y        whole numbers, which count the classes
+            classes  their names
+            group    whole numbers, if examples belong together
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _image(path: Path, info: DatasetInfo) -> Array:
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    return _channels_first(pixels[None], info, path)[0]
+    image_of_one: Array = _channels_first(pixels[None], info, path)[0]
+    return image_of_one
 
 
 def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
@@ -117,7 +118,7 @@ def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
         raise DataError(f"{path}: x must be uint8, got {x.dtype}")
     if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{path}: y must be a whole number for each of {len(x)} images")
-    if len(y) and not (0 <= y.min() and y.max() < len(names)):
+    if len(y) and (y.min() < 0 or y.max() >= len(names)):
         raise DataError(f"{path}: y must be from 0 to {len(names) - 1}")
     group = parts.get("group")
     if group is not None and (
@@ -138,8 +139,7 @@ def _check_classes(names: list[str], info: DatasetInfo, path: Path) -> None:
     unknown = sorted(set(names) - set(info.classes))
     if unknown:
         raise DataError(
-            f"{path} has a class {unknown[0]!r}, and {info.name} has "
-            f"{', '.join(info.classes)}"
+            f"{path} has a class {unknown[0]!r}, and {info.name} has {', '.join(info.classes)}"
         )
     if len(set(names)) < len(names):
         raise DataError(f"{path} names a class twice")

@@ -1,0 +1,1 @@
+"""FedDM on several machines, by Flower (``pip install 'feddm[flower]'``)."""

@@ -1,0 +1,244 @@
+"""Clients behind Flower's grid: the engine that our round loop drives.
+
+What a client remembers stays on its node. All that is known here is the round whose memory is
+in force, for each client that has any; a checkpoint keeps that, and a task names it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from feddm.config import Config
+from feddm.engines.base import ClientTick, Loss, Reply, Task
+from feddm.errors import EngineError, FedDMError, UploadError
+from feddm.federation import Judgement, SiteRecord
+from feddm.flower import wire
+from feddm.flower.node import Job
+from feddm.tensors import Records, Tensors
+
+Answer = TypeVar("Answer")
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how long the server waits, in seconds.
+
+    Args:
+        nodes: For a node of every client, at the start of a round.
+        reply: For the reply of a client.
+        poll: Between two looks.
+    """
+
+    nodes: float = 300.0
+    reply: float = 3600.0
+    poll: float = 1.0
+
+
+PATIENT = Patience()
+
+
+class OnFlower:
+    """Clients on Flower's nodes.
+
+    Args:
+        grid: Flower's way to the nodes.
+        federation: Name of the federation, unlike any other.
+        config: What is run.
+        compiled: Whether models are compiled.
+        memories: What a checkpoint kept: for each client the round whose memory is in force.
+        patience: For how long the server waits.
+        notice: Is told what the user should know.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        federation: str,
+        config: Config,
+        compiled: bool,
+        memories: Mapping[int, Records],
+        patience: Patience,
+        notice: Notice,
+    ) -> None:
+        self.memories: dict[int, Records] = dict(memories)
+        self._grid = grid
+        self._federation = federation
+        self._config = config
+        self._compiled = compiled
+        self._patience = patience
+        self._notice = notice
+        self._nodes: dict[int, int] = {}  # client -> node
+        self._refused: dict[int, str] = {}  # node -> why
+        self._pending: dict[int, Records] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """There is nothing to close: nodes belong to others."""
+
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]:
+        del tick  # nodes say nothing until they are done
+        self._pending.clear()
+        waiting = {task.client: task for task in tasks}
+        self._find_nodes(set(waiting))
+        for client in [client for client in waiting if client not in self._nodes]:
+            del waiting[client]
+            yield Loss(client, self._why_missing())
+        if not waiting:
+            return
+        first = next(iter(waiting.values()))
+        arrays = wire.to_arrays(first.download)  # the same for all, and made ready once
+        contents = {
+            client: wire.to_job(self._job(first.round, self._memory_of(client)), arrays)
+            for client in waiting
+        }
+        for client, answer in self._answers(contents, MessageType.TRAIN, wire.from_reply):
+            if isinstance(answer, Loss):
+                yield answer
+                continue
+            reply, remembers = answer
+            self._pending[client] = _kept(first.round) if remembers else {}
+            yield reply
+
+    def commit(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            memory = self._pending.pop(client)
+            if memory:
+                self.memories[client] = memory
+
+    def judge(self, params: Tensors, number: int) -> Judgement:
+        """Asks every node that is there how good a model is."""
+        content = wire.to_job(self._job(number), wire.to_arrays({"params": params}))
+        contents = dict.fromkeys(self._nodes, content)
+        sites: list[SiteRecord] = []
+        for client, answer in self._answers(contents, MessageType.EVALUATE, wire.from_site):
+            if isinstance(answer, Loss):
+                self._notice(f"client {client} does not judge round {number}: {answer.reason}")
+            else:
+                sites.append(answer)
+        if not sites:
+            return Judgement(float("nan"), float("nan"))
+        sites.sort(key=lambda site: site.client)
+        return Judgement(
+            sum(site.accuracy for site in sites) / len(sites),
+            sum(site.loss for site in sites) / len(sites),
+            tuple(sites),
+        )
+
+    def _find_nodes(self, clients: set[int]) -> None:
+        """Asks nodes that are new who they are, until there is one for each of the clients."""
+        deadline = time.monotonic() + self._patience.nodes
+        while True:
+            there = set(self._grid.get_node_ids())
+            self._nodes = {c: node for c, node in self._nodes.items() if node in there}
+            self._refused = {n: why for n, why in self._refused.items() if n in there}
+            new = there - set(self._nodes.values()) - set(self._refused)
+            if new:
+                self._greet(new, deadline)
+            if clients <= set(self._nodes) or time.monotonic() >= deadline:
+                return
+            time.sleep(self._patience.poll)
+
+    def _greet(self, nodes: set[int], deadline: float) -> None:
+        content = wire.to_job(self._job())
+        messages = {
+            node: self._message(content, node, MessageType.QUERY, deadline) for node in nodes
+        }
+        for node, reply in self._replies(messages, deadline):
+            try:
+                client = wire.from_hello(_content(reply))
+            except (FedDMError, KeyError, ValueError) as error:
+                self._refuse(node, str(error))
+                continue
+            if client in self._nodes:
+                self._refuse(node, f"another node is client {client}, too")
+            else:
+                self._nodes[client] = node
+
+    def _refuse(self, node: int, why: str) -> None:
+        self._refused[node] = why
+        self._notice(f"a node does not take part: {why}")
+
+    def _why_missing(self) -> str:
+        if not self._refused:
+            return f"no node within {self._patience.nodes:g} s"
+        return f"no node; others were refused: {'; '.join(sorted(self._refused.values()))}"
+
+    def _job(self, number: int = 0, memory: int = 0) -> Job:
+        return Job(self._federation, self._config, self._compiled, number, memory)
+
+    def _memory_of(self, client: int) -> int:
+        memory = self.memories.get(client)
+        return int(memory[_MEMORY][_ROUND]) if memory else 0
+
+    def _answers(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        read: Callable[[RecordDict, int], Answer],
+    ) -> Iterator[tuple[int, Answer | Loss]]:
+        """Yields what each client answers, or why nothing came."""
+        waiting = {client: self._nodes[client] for client in contents}
+        deadline = time.monotonic() + self._patience.reply
+        messages = {
+            client: self._message(contents[client], node, kind, deadline)
+            for client, node in waiting.items()
+        }
+        for client, reply in self._replies(messages, deadline):
+            del waiting[client]
+            try:
+                yield client, read(_content(reply), client)
+            except (EngineError, UploadError) as error:
+                yield client, Loss(client, str(error))
+        for client in waiting:
+            yield client, Loss(client, f"no reply within {self._patience.reply:g} s")
+
+    def _message(self, content: RecordDict, node: int, kind: str, deadline: float) -> Message:
+        seconds = max(1.0, deadline - time.monotonic())
+        return Message(content, dst_node_id=node, message_type=kind, ttl=seconds)
+
+    def _replies(
+        self, messages: Mapping[int, Message], deadline: float
+    ) -> Iterator[tuple[int, Message]]:
+        """Yields the replies as they arrive, by the keys of what they reply to."""
+        sent = self._grid.push_messages(list(messages.values()))
+        keys = {identity: key for identity, key in zip(sent, messages, strict=True) if identity}
+        while keys and time.monotonic() < deadline:
+            arrived = list(self._grid.pull_messages(list(keys)))
+            for reply in arrived:
+                key = keys.pop(reply.metadata.reply_to_message_id, None)
+                if key is not None:
+                    yield key, reply
+            if keys and not arrived:
+                time.sleep(self._patience.poll)
+
+
+# How a checkpoint keeps the round whose memory is in force: records, as all that it keeps.
+_MEMORY, _ROUND = "on_node", "round"
+
+
+def _kept(number: int) -> Records:
+    return {_MEMORY: {_ROUND: torch.tensor(number)}}
+
+
+def _content(reply: Message) -> RecordDict:
+    """Returns what a reply says; an `EngineError` if Flower says that there is none."""
+    if not reply.has_error():
+        return reply.content
+    reason = reply.error.reason or "no reason is given"
+    raise EngineError(f"the node failed (Flower's code {reply.error.code}: {reason})")

@@ -1,0 +1,266 @@
+"""A node: a client on a machine of its own, with its own data, memory, ledger and policy.
+
+The server says what it wants; the node decides. What it is asked is checked against the policy
+of its machine before any example is read, and what it releases under privacy is on its ledger.
+Nothing in here knows of Flower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from platformdirs import user_data_path
+
+from feddm.acceleration import accelerated, compiler_problem
+from feddm.algorithms.base import Algorithm
+from feddm.build import (
+    build_algorithm,
+    build_dataset,
+    build_device,
+    build_model,
+    build_shards,
+    check,
+)
+from feddm.config import Config, DataConfig, PartitionConfig
+from feddm.data.catalog import DatasetInfo, described
+from feddm.data.datasets import Dataset
+from feddm.data.examples import Examples
+from feddm.data.own import read_own
+from feddm.data.partition import Shards
+from feddm.engines.base import Reply, Task, perform
+from feddm.errors import BudgetError, ConfigError, DataError
+from feddm.federation import SiteRecord
+from feddm.flower.memory import Memory
+from feddm.ledger import Ledger, ledger_root
+from feddm.metrics import evaluate
+from feddm.policy import Policy, own_policy
+from feddm.privacy.accounting import Unprotected
+from feddm.protection import check_policy, vaults_in
+from feddm.seeding import numpy_generator
+from feddm.tensors import Records, moved
+from feddm.training import ignore
+from feddm.vault import Vault
+
+WAIT = 3600.0  # seconds for another client on this machine to leave the ledger
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a node's owner says about it.
+
+    Args:
+        client: Its number in the federation, from 0.
+        folder: Where it keeps its memory, and the ledger of its own data.
+        dataset: Name of its own data; empty if it has a part of a known data set.
+        data: Its own data, or the folder of the known data sets.
+        clients: Of how many it is one, if it knows.
+    """
+
+    client: int
+    folder: Path
+    dataset: str = ""
+    data: str = ""
+    clients: int | None = None
+
+
+_KEYS = ("partition-id", "num-partitions", "folder", "dataset", "data")
+
+
+def settings_of(node_config: Mapping[str, object]) -> Settings:
+    """Returns what the node's configuration says; a `ConfigError` says what it may be."""
+    unknown = sorted(set(node_config) - set(_KEYS))
+    if unknown:
+        raise ConfigError(
+            f"unknown key {unknown[0]} in the configuration of the node; known: "
+            f"{', '.join(_KEYS)}"
+        )
+    client = node_config.get("partition-id")
+    if not isinstance(client, int) or isinstance(client, bool) or client < 0:
+        raise ConfigError(
+            "the configuration of the node lacks partition-id, its number from 0: "
+            f"--node-config 'partition-id=0', got {client!r}"
+        )
+    dataset, data = str(node_config.get("dataset", "")), str(node_config.get("data", ""))
+    if dataset and not data:
+        raise ConfigError(f"the configuration of the node lacks data, where its {dataset} is")
+    folder = str(node_config.get("folder", ""))
+    default = user_data_path("feddm", appauthor=False) / "nodes" / f"client_{client:06d}"
+    clients = node_config.get("num-partitions")
+    if clients is not None and not isinstance(clients, int):
+        raise ConfigError(f"num-partitions of the node must be a whole number, got {clients!r}")
+    return Settings(client, Path(folder) if folder else default, dataset, data, clients)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a server asks of a node.
+
+    Args:
+        federation: Name of the federation, unlike any other.
+        config: What is run.
+        compiled: Whether models are compiled, if this machine can.
+        round: Number of the round.
+        memory: The round whose memory is in force; 0: none.
+        download: What the server sends.
+    """
+
+    federation: str
+    config: Config
+    compiled: bool = False
+    round: int = 0
+    memory: int = 0
+    download: Records = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A client on a machine of its own."""
+
+    settings: Settings
+
+    def hello(self, job: Job) -> int:
+        """Returns the number of this client if it can take part, and else says why not."""
+        self._agreed(job)
+        self._own(job.config)
+        return self.settings.client
+
+    def work(self, job: Job) -> tuple[Reply, bool]:
+        """Returns the reply to a task, and whether there is something to remember of it."""
+        policy, algorithm, device = self._agreed(job)
+        client, memory = self.settings.client, Memory(self.settings.folder / "memory")
+        examples = self._own(job.config).train
+        task = Task(client, job.round, job.config.seed, job.download)
+        remembered = memory.recall(job.federation, job.memory)
+        with self._vault(job, policy) as vault:
+            result, seconds = perform(
+                algorithm, task, examples, remembered, ignore, device, vault
+            )
+        if result.memory:
+            memory.keep(job.federation, job.round, result.memory, before=job.memory)
+        return Reply(client, result.upload, result.metrics, seconds), bool(result.memory)
+
+    def judge(self, job: Job) -> SiteRecord:
+        """Returns how well a model does on what this node holds out."""
+        config = job.config
+        if config.privacy.mechanism != "none":
+            raise BudgetError("under privacy, a client does not say how well a model does")
+        policy, algorithm, device = self._agreed(job)
+        # Right and wrong answers are about examples, and nothing hides them.
+        check_policy(config, policy, [Unprotected("accuracy on examples held out")])
+        held_out = self._own(config).held_out
+        if not len(held_out):
+            raise DataError("this client holds out no examples")
+        params = moved(job.download, device)["params"]
+        result = evaluate(algorithm.model, params, held_out.to(device))
+        return SiteRecord(
+            self.settings.client, result.accuracy, result.balanced_accuracy, result.loss
+        )
+
+    def _agreed(self, job: Job) -> tuple[Policy, Algorithm, torch.device]:
+        """Returns what the job needs, unless it is refused."""
+        config = job.config
+        client, clients = self.settings.client, config.partition.clients
+        if self.settings.clients not in (None, clients):
+            raise ConfigError(
+                f"this node is one of {self.settings.clients}, and the federation has "
+                f"{clients} clients; give both the same number"
+            )
+        if client >= clients:
+            raise ConfigError(
+                f"this node is client {client}, and the federation has {clients} from 0 to "
+                f"{clients - 1}"
+            )
+        if config.privacy.test_secret:
+            raise BudgetError("a node has no secrets for tests")
+        check(config)
+        info = described(config.data)
+        self._check_data(info, config)
+        policy = own_policy(info.name)
+        algorithm, device = _algorithm(config, job.compiled)
+        check_policy(config, policy, algorithm.planned)
+        return policy, algorithm, device
+
+    def _own(self, config: Config) -> Own:
+        return _own(self.settings, config.data, config.partition, config.seed)
+
+    def _check_data(self, info: DatasetInfo, config: Config) -> None:
+        """Raises `DataError` unless the server means the data that this node has.
+
+        The owner names the data, because limits of the policy may be for one data set alone.
+        """
+        wanted = info.name if config.data.own.classes else ""
+        if wanted == self.settings.dataset:
+            return
+        has = self.settings.dataset or "a part of a known data set"
+        raise DataError(f"this node has {has}, and the server asks for {info.name}")
+
+    @contextlib.contextmanager
+    def _vault(self, job: Job, policy: Policy) -> Iterator[Vault | None]:
+        """Yields what this client keeps about its privacy, while nobody else spends of it."""
+        config = job.config
+        if config.privacy.mechanism == "none":
+            yield None
+            return
+        own = self._own(config)
+        root = self.settings.folder / "ledger" if self.settings.dataset else ledger_root()
+        ledger = Ledger(root.absolute() / own.dataset.info.name)
+        with ledger.locked(WAIT):
+            vaults = vaults_in(ledger, config, own.dataset, own.shards, job.federation, policy)
+            yield vaults.of(self.settings.client)
+
+
+@dataclass(frozen=True)
+class Own:
+    """The examples of a node, and the whole of which they are its part.
+
+    Args:
+        dataset: The whole: its own data, or a known data set.
+        shards: Which examples of it each client has.
+        train: What this client learns from.
+        held_out: What it judges by.
+    """
+
+    dataset: Dataset
+    shards: Shards
+    train: Examples
+    held_out: Examples
+
+
+@functools.lru_cache(maxsize=4)  # a simulation has several nodes in one process
+def _own(settings: Settings, data: DataConfig, partition: PartitionConfig, seed: int) -> Own:
+    """Returns the examples of a node; the last that were read are kept."""
+    info = described(data)
+    if settings.dataset:
+        examples = read_own(Path(settings.data), info)
+        # The split is its own: nobody else has any of these.
+        dataset, mine = Dataset(info, examples, examples.subset(torch.tensor([]).long())), 0
+        shards = [np.arange(len(examples))]
+    else:
+        dataset = build_dataset(data.model_copy(update={"dir": settings.data}))
+        shards, mine = build_shards(partition, dataset, seed), settings.client
+    # Mixed, in an order that is the same in every round.
+    order = numpy_generator(seed, "holdout").permutation(shards[mine])
+    number = round(len(order) * data.holdout)
+    held_out, train = np.sort(order[:number]), np.sort(order[number:])
+    return Own(
+        dataset,
+        shards,
+        train=dataset.train.subset(torch.from_numpy(train)),
+        held_out=dataset.train.subset(torch.from_numpy(held_out)),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _algorithm(config: Config, compiled: bool) -> tuple[Algorithm, torch.device]:
+    """Returns what the configuration describes; the last is kept, for it may be compiled."""
+    info, device = described(config.data), build_device(config)
+    model = build_model(config.model, info.shape, len(info.classes))
+    compiled = compiled and compiler_problem(device) is None
+    model = accelerated(model, compiled, config.runtime.precision)
+    return build_algorithm(config, model, device), device

@@ -1,0 +1,77 @@
+"""The app's configuration in Flower -> ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve, toml_value
+from feddm.errors import ConfigError
+from feddm.flower.engine import Patience
+
+_OWN = (
+    "preset",
+    "min-clients",
+    "config",
+    "set",
+    "out",
+    "resume",
+    "wait-for-nodes",
+    "wait-for-replies",
+    "retries",
+)
+# A server names neither workers nor ledgers, and knows no folder of a node.
+_SHARED = tuple(name for name in OPTIONS if name not in ("workers", "ledger", "data_dir"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `flwr run` was asked for.
+
+    Args:
+        config: What is run; ``None`` goes on with an earlier run.
+        directory: The run directory to make, or to go on with; ``None`` is a new one.
+        patience: For how long the server waits.
+        retries: How often a round is tried again that lost too many clients.
+    """
+
+    config: Config | None
+    directory: Path | None
+    patience: Patience
+    retries: int
+
+
+def options_of(run_config: Mapping[str, Any]) -> Options:
+    """Returns what the app's configuration says; a `ConfigError` says what it may be."""
+    given = {key: value for key, value in run_config.items() if value != ""}
+    unknown = sorted(set(given) - set(_OWN) - set(_SHARED))
+    if unknown:
+        known = ", ".join(sorted({*_OWN, *_SHARED}))
+        raise ConfigError(
+            f"unknown key {unknown[0]} in the app's configuration; known: {known}"
+        )
+    patience = Patience(
+        nodes=_seconds(given, "wait-for-nodes", 300.0),
+        reply=_seconds(given, "wait-for-replies", 3600.0),
+    )
+    retries = given.get("retries", 1)
+    if not isinstance(retries, int) or retries < 0:
+        raise ConfigError(f"retries must be a whole number of at least 0, got {retries!r}")
+    if "resume" in given:
+        return Options(None, Path(str(given["resume"])), patience, retries)
+    settings = parse_settings(str(given.get("set", "")).split())
+    settings["min_clients"] = given.get("min-clients", "all")
+    options = {name: toml_value(str(value)) for name, value in given.items() if name in _SHARED}
+    file = load_toml(Path(str(given["config"]))) if "config" in given else None
+    config = resolve(file, given.get("preset"), options, settings)
+    out = Path(str(given["out"])) if "out" in given else None
+    return Options(config, out, patience, retries)
+
+
+def _seconds(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    if not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{key} must be a number of seconds above 0, got {value!r}")
+    return float(value)

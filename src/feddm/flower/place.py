@@ -1,0 +1,123 @@
+"""Runs whose clients are Flower's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from feddm.build import Setup, build_dataset, build_server, check
+from feddm.config import Config
+from feddm.data.catalog import described
+from feddm.data.examples import Examples
+from feddm.data.own import read_own
+from feddm.errors import ConfigError
+from feddm.federation import Judge, Judgement, RoundRecord, by_test_set
+from feddm.flower.engine import PATIENT, Notice, OnFlower, Patience
+from feddm.places import Clients
+from feddm.protection import with_noise
+from feddm.tensors import Records, Tensors
+
+
+@dataclass(frozen=True)
+class FlowerNodes:
+    """Clients on Flower's nodes.
+
+    Args:
+        grid: Flower's way to the nodes.
+        notice: Is told what the user should know.
+        patience: For how long the server waits.
+        retries: How often a round is tried again that lost too many clients.
+    """
+
+    grid: Grid
+    notice: Notice
+    patience: Patience = PATIENT
+    retries: int = 1
+
+    @contextlib.contextmanager
+    def opened(
+        self, config: Config, run: str, before: Mapping[str, Any]
+    ) -> Iterator[FlowerSession]:
+        del before
+        check(config)
+        if config.privacy.test_secret:
+            raise ConfigError(
+                "privacy.test_secret must be left out: nodes have their own secrets"
+            )
+        info = described(config.data)
+        # What nodes have spent before is theirs to know; one that cannot afford this says so.
+        config = with_noise(config, [])
+        setup = build_server(config, info, test_set(config))
+        yield FlowerSession(self, setup, run)
+
+
+@dataclass(frozen=True)
+class FlowerSession:
+    """Clients on Flower's nodes, for one run."""
+
+    place: FlowerNodes
+    setup: Setup
+    run: str
+
+    @property
+    def retries(self) -> int:
+        return self.place.retries
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return {"data": "on nodes"}
+
+    def check(self, records: Sequence[RoundRecord]) -> None:
+        """Nodes check for themselves."""
+
+    def clients(self, memories: Mapping[int, Records]) -> OnFlower:
+        place, setup = self.place, self.setup
+        return OnFlower(
+            place.grid,
+            self.run,
+            setup.config,
+            setup.compiled,
+            memories,
+            place.patience,
+            place.notice,
+        )
+
+    def judge(self, clients: Clients) -> Judge:
+        setup = self.setup
+        if setup.test is not None:
+            return by_test_set(setup.algorithm, setup.test, setup.device)
+        if setup.config.privacy.mechanism != "none" or not setup.config.data.holdout:
+            return _nobody
+        assert isinstance(clients, OnFlower)
+        return clients.judge
+
+    def epsilon(self, record: RoundRecord) -> float | None:
+        """Returns the most that any client of the round says it has spent."""
+        if self.setup.config.privacy.mechanism == "none":
+            return None
+        said = [client.metrics.get("epsilon", math.inf) for client in record.clients]
+        return max(said, default=math.inf)
+
+
+def test_set(config: Config) -> Examples | None:
+    """Returns what the server judges models by, if it has anything.
+
+    With `data.holdout` nodes judge, unless the server has a test set of its own.
+    """
+    if config.data.own.test:
+        return read_own(Path(config.data.own.test), described(config.data))
+    if config.data.own.classes or config.data.holdout:
+        return None
+    return build_dataset(config.data).test
+
+
+def _nobody(params: Tensors, number: int) -> Judgement:
+    """Under privacy nodes do not judge, and without examples held out they cannot."""
+    del params, number
+    return Judgement(math.nan, math.nan)

@@ -1,0 +1,72 @@
+"""The server app of Flower: our round loop, over Flower's grid."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from platformdirs import user_data_path
+
+from feddm.api import Observer, execute, resume
+from feddm.build import Setup
+from feddm.config import Config
+from feddm.federation import RoundRecord
+from feddm.flower.options import options_of
+from feddm.flower.place import FlowerNodes
+from feddm.rundir import next_free
+from feddm.words import percent, size_text
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Runs a federation, or goes on with an earlier one."""
+    options = options_of(context.run_config)
+    observer = Log()
+    place = FlowerNodes(grid, observer.notice, options.patience, options.retries)
+    if options.config is None:
+        assert options.directory is not None
+        result = resume(options.directory, observer=observer, place=place)
+    else:
+        out = options.directory or next_free(runs(), options.config.algorithm)
+        result = execute(options.config, out, observer, place)
+    observer.notice(f"everything is in {result.directory}")
+
+
+def runs() -> Path:
+    """Returns where runs are that nobody named."""
+    return user_data_path("feddm", appauthor=False) / "runs"
+
+
+class Log(Observer):
+    """Tells Flower's log how a run goes."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("flwr")
+        self._rounds = 0
+
+    def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
+        del setup
+        self._rounds = config.rounds
+        self._say(
+            f"{config.algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.seed}: {config.partition.clients} clients, {config.rounds} rounds, "
+            f"{len(records)} of them done"
+        )
+
+    def finished_round(self, record: RoundRecord) -> None:
+        self._say(
+            f"round {record.round}/{self._rounds}: accuracy {percent(record.accuracy)}, "
+            f"{len(record.clients)} clients sent {size_text(record.bytes_up)}"
+        )
+        for loss in record.losses:
+            self._say(f"client {loss.client} brought nothing: {loss.reason}")
+
+    def notice(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._log.info("feddm: %s", text)

@@ -1,0 +1,220 @@
+"""What travels between server and nodes, as Flower's records.
+
+    server -> node   feddm     ConfigRecord   protocol, version, federation, config, ...
+                     params... ArrayRecord    what the algorithm broadcasts
+    node -> server   feddm     ConfigRecord   client, seconds, remembers; or error
+                     metrics   MetricRecord
+                     examples... ArrayRecord  the upload
+
+Both sides check what they get: neither trusts the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    ConfigRecordValues,
+    MetricRecord,
+    MetricRecordValues,
+    RecordDict,
+)
+
+from feddm.config import Config, resolve
+from feddm.engines.base import Reply
+from feddm.errors import ConfigError, EngineError, UploadError
+from feddm.federation import SiteRecord
+from feddm.flower.node import Job
+from feddm.tensors import Records
+
+PROTOCOL = 1
+ABOUT, METRICS = "feddm", "metrics"
+
+# Types that an array may have; no other is read.
+_TYPES = ("float32", "float16", "float64", "uint8", "int32", "int64")
+
+
+def to_arrays(records: Records) -> dict[str, ArrayRecord]:
+    """Returns records as Flower's."""
+    return {
+        name: ArrayRecord({key: Array(tensor.numpy()) for key, tensor in tensors.items()})
+        for name, tensors in records.items()
+    }
+
+
+def from_arrays(content: RecordDict) -> dict[str, dict[str, torch.Tensor]]:
+    """Returns the records in a message; an `UploadError` says what is none."""
+    return {
+        name: {key: _tensor(array, f"{name} {key}") for key, array in arrays.items()}
+        for name, arrays in content.array_records.items()
+    }
+
+
+def _tensor(array: Array, what: str) -> torch.Tensor:
+    try:
+        found = np.load(BytesIO(array.data), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UploadError(f"{what} cannot be read: {error}") from None
+    if not isinstance(found, np.ndarray) or str(found.dtype) not in _TYPES:
+        raise UploadError(f"{what} is not an array of numbers")
+    return torch.from_numpy(np.ascontiguousarray(found).reshape(found.shape))
+
+
+def to_job(job: Job, download: Mapping[str, ArrayRecord] | None = None) -> RecordDict:
+    """Returns the content of a message that asks a node.
+
+    Args:
+        job: What it asks.
+        download: What goes with it, from `to_arrays`, in the place of what the job has.
+    """
+    about: dict[str, ConfigRecordValues] = {
+        "protocol": PROTOCOL,
+        "version": version("feddm"),
+        "federation": job.federation,
+        "config": json.dumps(_for_nodes(job.config).model_dump()),
+        "compiled": job.compiled,
+        "round": job.round,
+        "memory": job.memory,
+    }
+    content = RecordDict({ABOUT: ConfigRecord(about)})
+    for name, record in (to_arrays(job.download) if download is None else download).items():
+        content[name] = record
+    return content
+
+
+def from_job(content: RecordDict) -> Job:
+    """Returns what a server asks; a `ConfigError` says what cannot be understood."""
+    about = _about(content)
+    ours = {"protocol": PROTOCOL, "version": version("feddm")}
+    for key, value in ours.items():
+        if about.get(key) != value:
+            raise ConfigError(
+                f"this node has {key} {value} of feddm, and the server {about.get(key)}"
+            )
+    try:
+        config = resolve(json.loads(str(about["config"])))
+        numbers = {key: _count(about[key], key) for key in ("round", "memory")}
+        federation, compiled = str(about["federation"]), bool(about["compiled"])
+    except (KeyError, ValueError, AttributeError) as error:
+        raise ConfigError(f"the server's message cannot be understood: {error}") from None
+    return Job(federation, config, compiled, **numbers, download=from_arrays(content))
+
+
+def _for_nodes(config: Config) -> Config:
+    """Returns the configuration without what is the server's own, or none of its business."""
+    data = config.data.model_copy(
+        update={"dir": "", "own": config.data.own.model_copy(update={"test": ""})}
+    )
+    privacy = config.privacy.model_copy(update={"ledger": ""})
+    return config.model_copy(update={"data": data, "privacy": privacy})
+
+
+def to_reply(reply: Reply, remembers: bool) -> RecordDict:
+    """Returns the content of a message that answers a task."""
+    about: dict[str, ConfigRecordValues] = {
+        "client": reply.client,
+        "seconds": reply.seconds,
+        "remembers": remembers,
+    }
+    metrics: dict[str, MetricRecordValues] = {
+        name: float(value) for name, value in reply.metrics.items()
+    }
+    content = RecordDict({ABOUT: ConfigRecord(about), METRICS: MetricRecord(metrics)})
+    for name, record in to_arrays(reply.upload).items():
+        content[name] = record
+    return content
+
+
+def from_reply(content: RecordDict, client: int) -> tuple[Reply, bool]:
+    """Returns the reply of a client and whether it remembers something of the round."""
+    about = answer(content, client)
+    metrics = content.metric_records.get(METRICS) or MetricRecord()
+    numbers = {str(name): _number(value, name) for name, value in metrics.items()}
+    seconds = _number(about.get("seconds"), "seconds")
+    return Reply(client, from_arrays(content), numbers, seconds), bool(about.get("remembers"))
+
+
+def to_site(site: SiteRecord) -> RecordDict:
+    """Returns the content of a message that says how good a model is."""
+    metrics: dict[str, MetricRecordValues] = {
+        "accuracy": site.accuracy,
+        "balanced_accuracy": site.balanced_accuracy,
+        "loss": site.loss,
+    }
+    about = ConfigRecord({"client": site.client})
+    return RecordDict({ABOUT: about, METRICS: MetricRecord(metrics)})
+
+
+def from_site(content: RecordDict, client: int) -> SiteRecord:
+    """Returns what a client says about a model."""
+    answer(content, client)
+    metrics = content.metric_records.get(METRICS) or MetricRecord()
+    names = ("accuracy", "balanced_accuracy", "loss")
+    accuracy, balanced, loss = (_number(metrics.get(name), name) for name in names)
+    if not (0 <= accuracy <= 1 and 0 <= balanced <= 1):
+        raise UploadError("an accuracy is from 0 to 1")
+    return SiteRecord(client, accuracy, balanced, loss)
+
+
+def to_hello(client: int) -> RecordDict:
+    """Returns the content of a message that says who a node is."""
+    return RecordDict({ABOUT: ConfigRecord({"client": client})})
+
+
+def from_hello(content: RecordDict) -> int:
+    """Returns which client a node is; an `EngineError` says why it does not take part."""
+    return _count(answer(content)["client"], "client")
+
+
+def to_error(reason: str) -> RecordDict:
+    """Returns the content of a message that says why there is no other."""
+    return RecordDict({ABOUT: ConfigRecord({"error": reason})})
+
+
+def answer(content: RecordDict, client: int | None = None) -> Mapping[str, Any]:
+    """Returns what an answer says of itself; an `EngineError` if it is a refusal.
+
+    Args:
+        content: Of the message.
+        client: Who should have sent it.
+    """
+    about = _about(content)
+    if "error" in about:
+        raise EngineError(_one_line(str(about["error"])))
+    if client is not None and about.get("client") != client:
+        raise UploadError(f"the answer is of client {about.get('client')!r}")
+    return about
+
+
+def _about(content: RecordDict) -> Mapping[str, Any]:
+    about = content.config_records.get(ABOUT)
+    if about is None:
+        raise UploadError("the message is not one of feddm")
+    return about
+
+
+def _count(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise ValueError(f"{what} must be a whole number, got {value!r}")
+    return value
+
+
+def _number(value: object, what: str) -> float:
+    if not isinstance(value, int | float):
+        raise UploadError(f"{what} must be a number, got {value!r}")
+    return float(value)
+
+
+def _one_line(text: str) -> str:
+    """Returns what a stranger says as a line that does no harm on a screen."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return printable[:300]
