@@ -429,7 +429,7 @@ def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool
             result = private_run(
                 tmp_path / "ledger", out=tmp_path / "run", observer=display, **options
             )
-        display.finished(result)
+        display.finished(result.records, tmp_path / "run")
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Noise of the paper, sigma 5: no guarantee" in text
     assert "Privacy: no guarantee." in text

@@ -400,7 +400,8 @@ class TestRun:
         options = {"clients": CLIENTS, "rounds": 2, "workers": 1}
         config = resolve(options=options, settings=SETTINGS)
         with TextDisplay(console) as display:
-            display.finished(execute(config, tmp_path / "run", display))
+            result = execute(config, tmp_path / "run", display)
+            display.finished(result.records, tmp_path / "run")
         text = screen.getvalue()
         assert "clients learn" in text
         assert "server trains" in text

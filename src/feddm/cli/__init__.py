@@ -21,6 +21,7 @@ from feddm.cli import (
     compare,
     config,
     data,
+    flower,
     message_size,
     paper,
     partition,
@@ -59,6 +60,7 @@ app.command("message-size", rich_help_panel=LOOKING, epilog=message_size.EXAMPLE
 )
 app.command(rich_help_panel=LOOKING, epilog=bench.BENCH_EXAMPLES)(bench.bench)
 app.command(rich_help_panel=LOOKING, epilog=bench.PROFILE_EXAMPLES)(bench.profile)
+app.add_typer(flower.app, name="flower", rich_help_panel=RUNNING, epilog=flower.EXAMPLES)
 app.add_typer(privacy.app, name="privacy", rich_help_panel=LOOKING, epilog=privacy.EXAMPLES)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING, epilog=data.EXAMPLES)
 

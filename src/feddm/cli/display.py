@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +21,6 @@ from feddm.seeding import generator
 from feddm.words import percent, size_text
 
 if TYPE_CHECKING:
-    from feddm.api import RunResult
     from feddm.build import Setup
     from feddm.config import Config
     from feddm.federation import RoundRecord
@@ -43,7 +44,7 @@ class Display(Observer):
     ) -> None:
         pass
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, records: Sequence[RoundRecord], directory: Path) -> None:
         """The run is over."""
 
     def say(self, text: str) -> None:
@@ -133,8 +134,7 @@ class TextDisplay(Display):
     def notice(self, text: str) -> None:
         self._print(f"Note: {text}.", style="yellow")
 
-    def finished(self, result: RunResult) -> None:
-        records = result.records
+    def finished(self, records: Sequence[RoundRecord], directory: Path) -> None:
         best = max(records, key=lambda record: record.accuracy)
         up = sum(record.bytes_up for record in records)
         down = sum(record.bytes_down for record in records)
@@ -145,8 +145,7 @@ class TextDisplay(Display):
         )
         if records[-1].privacy is not None:
             self._print(summary(records[-1]))
-        if result.directory is not None:
-            self._print(f"Everything is in {result.directory}")
+        self._print(f"Everything is in {directory}")
 
     def say(self, text: str) -> None:
         self._print(text)

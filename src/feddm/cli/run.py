@@ -57,9 +57,9 @@ def run(
 
     directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
     try:
-        with _shown(directory, quiet, json) as display:
+        with shown(directory, quiet, json) as display:
             observer = _logged(log, directory, display)
-            display.finished(execute(config, directory, observer))
+            display.finished(execute(config, directory, observer).records, directory)
             if report:
                 report_at_end(directory, display)
     finally:
@@ -85,10 +85,10 @@ def resume(
     number = None if workers is None else options.number_of_workers(workers)
     from feddm import api
 
-    with _shown(directory, quiet, json) as display:
+    with shown(directory, quiet, json) as display:
         observer = _logged(log, directory, display)
         result = api.resume(directory, workers=number, data_dir=data_dir, observer=observer)
-        display.finished(result)
+        display.finished(result.records, directory)
         if report:
             report_at_end(directory, display)
 
@@ -103,7 +103,7 @@ def _logged(log: str | None, directory: Path, display: Display) -> Observer:
 
 
 @contextmanager
-def _shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
+def shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
     """Gives the display that was asked for, and says how to go on after Ctrl-C."""
     from rich.console import Console
 

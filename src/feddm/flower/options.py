@@ -43,8 +43,13 @@ class Options:
     retries: int
 
 
-def options_of(run_config: Mapping[str, Any]) -> Options:
-    """Returns what the app's configuration says; a `ConfigError` says what it may be."""
+def options_of(run_config: Mapping[str, Any], nodes: int) -> Options:
+    """Returns what the app's configuration says; a `ConfigError` says what it may be.
+
+    Args:
+        run_config: The app's configuration.
+        nodes: How many there are: as many clients, if nobody says anything else.
+    """
     given = {key: value for key, value in run_config.items() if value != ""}
     unknown = sorted(set(given) - set(_OWN) - set(_SHARED))
     if unknown:
@@ -62,8 +67,11 @@ def options_of(run_config: Mapping[str, Any]) -> Options:
     if "resume" in given:
         return Options(None, Path(str(given["resume"])), patience, retries)
     settings = parse_settings(str(given.get("set", "")).split())
-    settings["min_clients"] = given.get("min-clients", "all")
+    if "min-clients" in given:
+        settings["min_clients"] = given["min-clients"]
     options = {name: toml_value(str(value)) for name, value in given.items() if name in _SHARED}
+    if nodes and not {"config", "clients"} & set(given):
+        options["clients"] = nodes
     file = load_toml(Path(str(given["config"]))) if "config" in given else None
     config = resolve(file, given.get("preset"), options, settings)
     out = Path(str(given["out"])) if "out" in given else None

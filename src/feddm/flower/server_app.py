@@ -24,7 +24,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Runs a federation, or goes on with an earlier one."""
-    options = options_of(context.run_config)
+    options = options_of(context.run_config, len(list(grid.get_node_ids())))
     observer = Log()
     place = FlowerNodes(grid, observer.notice, options.patience, options.retries)
     if options.config is None:

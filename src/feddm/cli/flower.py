@@ -1,0 +1,209 @@
+"""``feddm flower``: a federation on several machines, or one that only looks so."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddm.cli import options
+from feddm.cli.report import WriteReport, report_at_end
+from feddm.errors import ConfigError, EngineError, MissingExtraError
+
+if TYPE_CHECKING:
+    from feddm.cli.display import Display
+    from feddm.config import Config
+    from feddm.flower.loopback import Loopback
+
+EXAMPLES = """\
+Examples:
+
+- `feddm flower up --clients 3`
+
+- `feddm flower app my-app && flwr run my-app`
+
+- `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`"""
+
+LOOK = 10.0  # seconds between two questions to Flower how the run is
+POLL = 0.5  # seconds between two looks for a new round
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Run on several machines, by Flower.",
+)
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Neither encryption nor keys; never with real data.")
+]
+
+
+@app.command("app")
+def write(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Write the Flower app into a folder, for `flwr run`."""
+    _check_installed()
+    from feddm.flower.app import write_app
+
+    write_app(folder)
+    print(f"flwr run {folder}")
+
+
+@app.command()
+def node(
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the federation.")],
+    client: Annotated[int, typer.Option(min=0, help="The number of this client, from 0.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Of the authority that vouches for the SuperLink.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key of this node, registered there.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where it keeps memory, ledger and logs.")
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Name of the node's own data.")] = "",
+    data: Annotated[
+        str, typer.Option(help="Where they are; without a name, the known data sets.")
+    ] = "",
+    insecure: Insecure = False,
+) -> None:
+    """Be a client: answer a SuperLink with the app that is installed here, and no other.
+
+    Whatever the server sends, this machine's policy and ledger decide what leaves it. Ends with
+    Ctrl-C.
+    """
+    _check_installed()
+    _check_files(root_certificates, key)
+    if insecure and key is not None:
+        raise ConfigError("--insecure has no use for --key: nodes are known by keys over TLS")
+    from feddm.flower.node import settings_of
+    from feddm.flower.runner import Link, serve
+
+    config: dict[str, str | int] = {"partition-id": client}
+    config |= {
+        name: value
+        for name, value in (("dataset", dataset), ("data", data), ("folder", _text(folder)))
+        if value
+    }
+    settings = settings_of(config)
+    link = Link(superlink, root_certificates, key, insecure)
+    serve(link, config, settings.folder, lambda text: print(f"feddm: {text}", flush=True))
+
+
+@app.command()
+@options.configured(without=("workers", "ledger", "data_dir"))
+def up(
+    given: options.Given,
+    out: Annotated[
+        Path | None, typer.Option(help="New run directory; else the next free one in runs/.")
+    ] = None,
+    min_clients: Annotated[
+        int | None, typer.Option(min=1, help="A round counts if so many deliver; else all.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For keys, logs and nodes; else one that is removed.")
+    ] = None,
+    insecure: Insecure = False,
+    report: WriteReport = True,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Try a deployment out: a SuperLink and a node for every client, on this machine.
+
+    With encryption and keys, as between machines. Everything ends with the run, or with Ctrl-C.
+    """
+    _check_installed()
+    if min_clients is not None:
+        given = given.with_settings({"min_clients": min_clients})
+    config = given.resolved()
+    from feddm.cli.run import shown
+    from feddm.flower.loopback import Loopback
+    from feddm.rundir import next_free
+
+    directory = out or next_free(Path("runs"), f"flower-{config.algorithm}-{config.data.name}")
+    with (
+        _folder(folder) as place,
+        shown(directory, quiet, json) as display,
+        Loopback(place.absolute(), insecure) as loopback,
+    ):
+        _start_nodes(loopback, config, display)
+        _follow(loopback, config, directory.absolute(), display)
+        if report:
+            report_at_end(directory, display)
+
+
+def _start_nodes(loopback: Loopback, config: Config, display: Display) -> None:
+    clients = config.partition.clients
+    display.say(f"SuperLink on {loopback.address}; starting {clients} nodes")
+    for client in range(clients):
+        loopback.start_node(client, loopback.link(client))
+
+
+def _follow(loopback: Loopback, config: Config, directory: Path, display: Display) -> None:
+    """Starts the run, and shows its rounds as they are written down."""
+    from feddm.build import build_server
+    from feddm.data.catalog import described
+    from feddm.rundir import RunDirectory
+
+    file = loopback.folder / "config.toml"
+    file.write_text(config.to_toml(), encoding="utf-8")
+    run = loopback.run_app({"config": str(file), "out": str(directory)})
+    display.started(config, build_server(config, described(config.data), None), [])
+    shown, looked = 0, time.monotonic()
+    while True:
+        ended = (directory / "model.safetensors").exists()
+        records = []
+        if (directory / "config.toml").exists():
+            records = RunDirectory.open(directory).records()
+        for record in records[shown:]:
+            display.finished_round(record)
+        shown = len(records)
+        if ended:
+            display.finished(records, directory)
+            return
+        if time.monotonic() - looked > LOOK:
+            loopback.check("superlink")
+            if loopback.status(run).startswith("finished") and not ended:
+                raise EngineError(f"the run failed: {_last_words(loopback.log(run))}")
+            looked = time.monotonic()
+        time.sleep(POLL)
+
+
+def _last_words(log: str) -> str:
+    """Returns the line of a log that most probably says what went wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line]
+    return (errors or lines or ["it left no log"])[-1]
+
+
+@contextlib.contextmanager
+def _folder(named: Path | None) -> Iterator[Path]:
+    if named is not None:
+        yield named
+        return
+    with tempfile.TemporaryDirectory(prefix="feddm-") as folder:
+        yield Path(folder)
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path.absolute())
+
+
+def _check_files(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise MissingExtraError("Flower is not installed: pip install 'feddm[flower]'")

@@ -1,0 +1,23 @@
+"""The app as `flwr run` takes it: a folder with nothing in it but a configuration."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from feddm import durable
+from feddm.errors import RunDirectoryError
+
+
+def app_folder() -> Path:
+    """Returns the folder of the app, inside this package."""
+    return Path(__file__).parent / "bundle"
+
+
+def write_app(target: Path) -> None:
+    """Copies the app to a new folder."""
+    with durable.explained(RunDirectoryError, target):
+        if target.exists():
+            raise RunDirectoryError(f"{target} exists; name a new folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(app_folder(), target, ignore=shutil.ignore_patterns("__pycache__"))

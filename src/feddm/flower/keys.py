@@ -1,0 +1,95 @@
+"""Certificates and keys for trying a federation out on one machine."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from feddm import durable
+
+DAYS = 30
+
+
+def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """Makes a new authority and a certificate of it for this machine alone.
+
+    The authority's own key is not kept: nothing else will ever be signed by it.
+
+    Returns:
+        The files of the authority's certificate, the server's certificate and its key.
+    """
+    authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority = _certificate("feddm on this machine", authority_key, None, authority_key)
+    server = _certificate("localhost", server_key, authority, authority_key)
+    files = folder / "ca.crt", folder / "server.crt", folder / "server.key"
+    pem = serialization.Encoding.PEM
+    durable.write(files[0], authority.public_bytes(pem))
+    durable.write(files[1], server.public_bytes(pem))
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    durable.write(files[2], _private_pem(server_key, pkcs8), durable.OWNER)
+    return files
+
+
+def make_node_key(path: Path) -> tuple[Path, Path]:
+    """Makes the key of a node, and returns the files of its private and its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    durable.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), durable.OWNER)
+    public = path.with_name(f"{path.name}.pub")
+    openssh = serialization.PublicFormat.OpenSSH
+    durable.write(
+        public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
+    )
+    return path, public
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate | None,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    is_authority = authority is None
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    issuer_key = authority_key.public_key()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if authority is None else authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), False)
+    )
+    if not is_authority:
+        addresses = [
+            x509.DNSName("localhost"),
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        ]
+        builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+    return builder.sign(authority_key, hashes.SHA384())

@@ -1,0 +1,217 @@
+"""A whole Flower federation on this machine, for trying it out: SuperLink and nodes.
+
+Encrypted and with keys, as between machines: a new authority, a key for every node, and only
+nodes with a registered key get in. All of it listens on 127.0.0.1 alone and ends with the
+``with`` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from feddm import durable
+from feddm.errors import EngineError
+from feddm.flower.app import app_folder
+from feddm.flower.keys import make_certificates, make_node_key
+from feddm.flower.runner import Link, command_of, free_port
+
+NAME = "here"  # of the SuperLink, in Flower's configuration
+START = 120.0  # seconds that the SuperLink may take to start
+END = 15.0  # seconds that a process may take to end
+
+
+@dataclass
+class Loopback:
+    """SuperLink and nodes on this machine; use it in a ``with`` block.
+
+    Args:
+        folder: Where certificates, keys, logs and what nodes keep are.
+        insecure: Neither encryption nor keys.
+        environment: Variables that its processes have beside those of this one.
+    """
+
+    folder: Path
+    insecure: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._authority: Path | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start_superlink(self) -> None:
+        with durable.explained(EngineError, self.folder):
+            durable.make_private(self.folder)
+            home = self.folder / "flwr"
+            home.mkdir(exist_ok=True)
+        connection: dict[str, object] = {"address": self.address}
+        if self.insecure:
+            security = ["--insecure"]
+            connection["insecure"] = True
+        else:
+            authority, certificate, key = make_certificates(self.folder)
+            self._authority = authority
+            connection["root-certificates"] = str(authority)
+            security = [
+                *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate)),
+                *("--ssl-keyfile", str(key), "--enable-supernode-auth"),
+            ]
+        text = tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}})
+        (home / "config.toml").write_text(text, encoding="utf-8")
+        host, _, port = self.address.partition(":")
+        self.start(
+            "superlink",
+            *(command_of("flower-superlink"), "--host", host, "--port", port, *security),
+            *("--database", str(self.folder / "superlink.db")),
+            "--disable-runtime-dependency-installation",
+        )
+        deadline = time.monotonic() + START
+        while True:
+            with contextlib.suppress(EngineError):
+                self.flwr("ls", NAME)
+                return
+            self.check("superlink")
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"the SuperLink did not start within {START:g} s; {self._logs}"
+                )
+
+    def link(self, number: int) -> Link:
+        """Returns a new node's way in: with a key of its own, which is registered."""
+        if self.insecure:
+            return Link(self.address, insecure=True)
+        key, public = make_node_key(self.folder / f"node{number}")
+        self.flwr("supernode", "register", str(public), NAME)
+        return Link(self.address, self._authority, key)
+
+    def start_node(self, number: int, link: Link, options: Sequence[str] = ()) -> None:
+        """Starts the node of a client."""
+        known = ["--superlink", link.superlink, "--client", str(number)]
+        if link.insecure:
+            known.append("--insecure")
+        else:
+            known += ["--root-certificates", str(link.certificates), "--key", str(link.key)]
+        folder = self.folder / "nodes" / f"client_{number:06d}"
+        known += ["--folder", str(folder), *options]
+        self.start(f"node{number}", sys.executable, "-m", "feddm", "flower", "node", *known)
+
+    def run_app(
+        self, run_config: Mapping[str, str | int | float], app: Path | None = None
+    ) -> str:
+        """Starts a run, and returns Flower's number of it."""
+        # Flower splits at spaces outside of quotes, and reads values as TOML.
+        values = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+        folder = str(app or app_folder())
+        return str(self.flwr("run", folder, NAME, "--run-config", values)["run-id"])
+
+    def status(self, run: str) -> str:
+        """Returns how a run is, as Flower says it: such as ``running``."""
+        return str(self.flwr("ls", NAME, "--run-id", run)["runs"][0]["status"])
+
+    def log(self, run: str) -> str:
+        """Returns what the server of a run has printed."""
+        return self._flwr("log", run, NAME, "--show")
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Returns what Flower's command says; an `EngineError` if it fails."""
+        printed = self._flwr(*arguments, "--format", "json")
+        try:
+            said: dict[str, Any] = json.loads(printed)
+        except ValueError:
+            said = {"error-message": printed}
+        if not said.get("success"):
+            last = str(said.get("error-message", "")).strip().splitlines()[-1:]
+            raise EngineError(f"flwr {arguments[0]} failed: {''.join(last)}")
+        return said
+
+    def _flwr(self, *arguments: str) -> str:
+        return subprocess.run(
+            [command_of("flwr"), *arguments],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def start(self, name: str, *command: str) -> None:
+        """Starts a process, with a log of its own."""
+        with (self.folder / f"{name}.log").open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                command,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # a group of its own, so that its children end with it
+            )
+
+    def check(self, *names: str) -> None:
+        """Raises `EngineError` if one of these processes, by default any, has ended."""
+        for name in names or self.processes:
+            code = self.processes[name].poll()
+            if code is not None:
+                raise EngineError(f"{name} ended with code {code}; {self._logs}")
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """Ends a process and all that it started."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """Ends all that is left, nodes first."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for name in reversed(list(self.processes)):
+            self.end(name)
+
+    @property
+    def _logs(self) -> str:
+        return f"its log is in {self.folder}"
+
+    def _environment(self) -> dict[str, str]:
+        beside = os.path.dirname(sys.executable)
+        return {
+            **os.environ,
+            "PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            **self.environment,
+        }
