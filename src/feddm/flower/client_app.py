@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from feddm.allocation import keep_freed_memory
 from feddm.errors import BudgetError, ConfigError, FedDMError, LedgerError
@@ -14,30 +16,49 @@ from feddm.flower import wire
 from feddm.flower.node import Job, Node, Settings, settings_of
 from feddm.ledger import now
 
-app = ClientApp()
+Load = Callable[[Context], tuple[Tensor, Tensor]]
 
 
-@app.query()
-def hello(message: Message, context: Context) -> Message:
-    """Says which client this is, or why it does not take part."""
-    return _answered(message, context, lambda node, job: wire.to_hello(node.hello(job)))
+def client_app(load: Load | None = None) -> ClientApp:
+    """Returns a client app.
+
+    Args:
+        load: Returns the examples of a node, for federations on data of the nodes' own: uint8
+            images of (n, channels, height, width), and class numbers. Without it a node says
+            in its configuration what it has.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        return answered(message, context, lambda node, job: wire.to_hello(node.hello(job)))
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        return answered(message, context, lambda node, job: wire.to_reply(*node.work(job)))
+
+    @app.evaluate()
+    def judge(message: Message, context: Context) -> Message:
+        return answered(message, context, lambda node, job: wire.to_site(node.judge(job)))
+
+    def answered(
+        message: Message, context: Context, do: Callable[[Node, Job], RecordDict]
+    ) -> Message:
+        own = None if load is None else functools.partial(load, context)
+        return Message(_answer(message.content, context, own, do), reply_to=message)
+
+    return app
 
 
-@app.train()
-def work(message: Message, context: Context) -> Message:
-    """Does a client's work of one round."""
-    return _answered(message, context, lambda node, job: wire.to_reply(*node.work(job)))
+app = client_app()
 
 
-@app.evaluate()
-def judge(message: Message, context: Context) -> Message:
-    """Says how well a model does on what this node holds out."""
-    return _answered(message, context, lambda node, job: wire.to_site(node.judge(job)))
-
-
-def _answered(
-    message: Message, context: Context, do: Callable[[Node, Job], RecordDict]
-) -> Message:
+def _answer(
+    content: RecordDict,
+    context: Context,
+    load: Callable[[], tuple[Tensor, Tensor]] | None,
+    do: Callable[[Node, Job], RecordDict],
+) -> RecordDict:
     """Returns the answer, or why there is none.
 
     An error's own text stays here if it may be about examples: under privacy, and for whatever
@@ -48,16 +69,16 @@ def _answered(
     private = True
     try:
         settings = settings_of(context.node_config)
-        job = wire.from_job(message.content)
+        job = wire.from_job(content)
         private = job.config.privacy.mechanism != "none"
-        return Message(do(Node(settings), job), reply_to=message)
+        return do(Node(settings, load), job)
     except (BudgetError, ConfigError, LedgerError) as error:
-        return Message(wire.to_error(str(error)), reply_to=message)
+        return wire.to_error(str(error))
     except Exception as error:
         if isinstance(error, FedDMError) and not private:
-            return Message(wire.to_error(str(error)), reply_to=message)
+            return wire.to_error(str(error))
         told = _written_down(settings)
-    return Message(wire.to_error(told), reply_to=message)
+    return wire.to_error(told)
 
 
 def _written_down(settings: Settings | None) -> str:

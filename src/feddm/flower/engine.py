@@ -161,7 +161,7 @@ class OnFlower:
         }
         for node, reply in self._replies(messages, deadline):
             try:
-                client = wire.from_hello(_content(reply))
+                client = wire.from_hello(content_of(reply))
             except (FedDMError, KeyError, ValueError) as error:
                 self._refuse(node, str(error))
                 continue
@@ -202,7 +202,7 @@ class OnFlower:
         for client, reply in self._replies(messages, deadline):
             del waiting[client]
             try:
-                yield client, read(_content(reply), client)
+                yield client, read(content_of(reply), client)
             except (EngineError, UploadError) as error:
                 yield client, Loss(client, str(error))
         for client in waiting:
@@ -236,7 +236,7 @@ def _kept(number: int) -> Records:
     return {_MEMORY: {_ROUND: torch.tensor(number)}}
 
 
-def _content(reply: Message) -> RecordDict:
+def content_of(reply: Message) -> RecordDict:
     """Returns what a reply says; an `EngineError` if Flower says that there is none."""
     if not reply.has_error():
         return reply.content

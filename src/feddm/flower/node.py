@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from feddm.build import (
 from feddm.config import Config, DataConfig, PartitionConfig
 from feddm.data.catalog import DatasetInfo, described
 from feddm.data.datasets import Dataset
-from feddm.data.examples import Examples
+from feddm.data.examples import Examples, Normalization
 from feddm.data.own import read_own
 from feddm.data.partition import Shards
 from feddm.engines.base import Reply, Task, perform
@@ -118,11 +118,21 @@ class Job:
     download: Records = field(default_factory=dict)
 
 
+# Reads a node's own examples: uint8 images of (n, channels, height, width), and class numbers.
+Load = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Node:
-    """A client on a machine of its own."""
+    """A client on a machine of its own.
+
+    Args:
+        settings: What its owner says about it.
+        load: Reads its own data, if they are neither in a file nor a part of a known set.
+    """
 
     settings: Settings
+    load: Load | None = None
 
     def hello(self, job: Job) -> int:
         """Returns the number of this client if it can take part, and else says why not."""
@@ -187,7 +197,11 @@ class Node:
         return policy, algorithm, device
 
     def _own(self, config: Config) -> Own:
-        return _own(self.settings, config.data, config.partition, config.seed)
+        return _own(self.settings, self.load, config.data, config.partition, config.seed)
+
+    @property
+    def _has_own(self) -> bool:
+        return bool(self.settings.dataset) or self.load is not None
 
     def _check_data(self, info: DatasetInfo, config: Config) -> None:
         """Raises `DataError` unless the server means the data that this node has.
@@ -195,7 +209,7 @@ class Node:
         The owner names the data, because limits of the policy may be for one data set alone.
         """
         wanted = info.name if config.data.own.classes else ""
-        if wanted == self.settings.dataset:
+        if wanted == self.settings.dataset or (wanted and self.load is not None):
             return
         has = self.settings.dataset or "a part of a known data set"
         raise DataError(f"this node has {has}, and the server asks for {info.name}")
@@ -208,7 +222,7 @@ class Node:
             yield None
             return
         own = self._own(config)
-        root = self.settings.folder / "ledger" if self.settings.dataset else ledger_root()
+        root = self.settings.folder / "ledger" if self._has_own else ledger_root()
         ledger = Ledger(root.absolute() / own.dataset.info.name)
         with ledger.locked(WAIT):
             vaults = vaults_in(ledger, config, own.dataset, own.shards, job.federation, policy)
@@ -233,27 +247,48 @@ class Own:
 
 
 @functools.lru_cache(maxsize=4)  # a simulation has several nodes in one process
-def _own(settings: Settings, data: DataConfig, partition: PartitionConfig, seed: int) -> Own:
+def _own(
+    settings: Settings,
+    load: Load | None,
+    data: DataConfig,
+    partition: PartitionConfig,
+    seed: int,
+) -> Own:
     """Returns the examples of a node; the last that were read are kept."""
     info = described(data)
-    if settings.dataset:
-        examples = read_own(Path(settings.data), info)
+    if settings.dataset or load is not None:
+        examples = _loaded(load, info) if load else read_own(Path(settings.data), info)
         # The split is its own: nobody else has any of these.
         dataset, mine = Dataset(info, examples, examples.subset(torch.tensor([]).long())), 0
         shards = [np.arange(len(examples))]
     else:
         dataset = build_dataset(data.model_copy(update={"dir": settings.data}))
         shards, mine = build_shards(partition, dataset, seed), settings.client
-    # Mixed, in an order that is the same in every round.
-    order = numpy_generator(seed, "holdout").permutation(shards[mine])
-    number = round(len(order) * data.holdout)
-    held_out, train = np.sort(order[:number]), np.sort(order[number:])
+    shard = shards[mine]
+    # The same in every round, so that nobody learns from what it is judged by.
+    chosen = numpy_generator(seed, "holdout").permutation(len(shard))
+    held_out = np.isin(np.arange(len(shard)), chosen[: round(len(shard) * data.holdout)])
     return Own(
         dataset,
         shards,
-        train=dataset.train.subset(torch.from_numpy(train)),
-        held_out=dataset.train.subset(torch.from_numpy(held_out)),
+        train=dataset.train.subset(torch.from_numpy(shard[~held_out])),
+        held_out=dataset.train.subset(torch.from_numpy(shard[held_out])),
     )
+
+
+def _loaded(load: Load, info: DatasetInfo) -> Examples:
+    x, y = load()
+    if x.dtype != torch.uint8 or tuple(x.shape[1:]) != info.shape:
+        raise DataError(
+            f"images must be uint8 of shape {info.shape}, got {x.dtype} {tuple(x.shape[1:])}"
+        )
+    if y.shape != x.shape[:1] or (len(y) and not 0 <= int(y.min()) <= int(y.max())):
+        raise DataError(f"there must be one class number for each of {len(x)} images")
+    if len(y) and int(y.max()) >= len(info.classes):
+        raise DataError(
+            f"class numbers must be from 0 to {len(info.classes) - 1}, got {int(y.max())}"
+        )
+    return Examples(x, y.long(), Normalization(info.mean, info.std))
 
 
 @functools.lru_cache(maxsize=1)
