@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.report import WriteReport, report_at_end
-from feddm.errors import ConfigError, EngineError, MissingExtraError
+from feddm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from feddm.cli.display import Display
@@ -28,9 +27,6 @@ Examples:
 - `feddm flower app my-app && flwr run my-app`
 
 - `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`"""
-
-LOOK = 10.0  # seconds between two questions to Flower how the run is
-POLL = 0.5  # seconds between two looks for a new round
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -150,37 +146,16 @@ def _follow(loopback: Loopback, config: Config, directory: Path, display: Displa
     """Starts the run, and shows its rounds as they are written down."""
     from feddm.build import build_server
     from feddm.data.catalog import described
-    from feddm.rundir import RunDirectory
 
     file = loopback.folder / "config.toml"
     file.write_text(config.to_toml(), encoding="utf-8")
     run = loopback.run_app({"config": str(file), "out": str(directory)})
     display.started(config, build_server(config, described(config.data), None), [])
-    shown, looked = 0, time.monotonic()
-    while True:
-        ended = (directory / "model.safetensors").exists()
-        records = []
-        if (directory / "config.toml").exists():
-            records = RunDirectory.open(directory).records()
-        for record in records[shown:]:
-            display.finished_round(record)
-        shown = len(records)
-        if ended:
-            display.finished(records, directory)
-            return
-        if time.monotonic() - looked > LOOK:
-            loopback.check("superlink")
-            if loopback.status(run).startswith("finished") and not ended:
-                raise EngineError(f"the run failed: {_last_words(loopback.log(run))}")
-            looked = time.monotonic()
-        time.sleep(POLL)
-
-
-def _last_words(log: str) -> str:
-    """Returns the line of a log that most probably says what went wrong."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["it left no log"])[-1]
+    records = []
+    for record in loopback.rounds(run, directory):
+        display.finished_round(record)
+        records.append(record)
+    display.finished(records, directory)
 
 
 @contextlib.contextmanager

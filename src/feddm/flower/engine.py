@@ -205,8 +205,12 @@ class OnFlower:
                 yield client, read(content_of(reply), client)
             except (EngineError, UploadError) as error:
                 yield client, Loss(client, str(error))
+        late = time.monotonic() >= deadline
+        why = (
+            f"no reply within {self._patience.reply:g} s" if late else "Flower did not send it"
+        )
         for client in waiting:
-            yield client, Loss(client, f"no reply within {self._patience.reply:g} s")
+            yield client, Loss(client, why)
 
     def _message(self, content: RecordDict, node: int, kind: str, deadline: float) -> Message:
         seconds = max(1.0, deadline - time.monotonic())
@@ -216,8 +220,10 @@ class OnFlower:
         self, messages: Mapping[int, Message], deadline: float
     ) -> Iterator[tuple[int, Message]]:
         """Yields the replies as they arrive, by the keys of what they reply to."""
-        sent = self._grid.push_messages(list(messages.values()))
-        keys = {identity: key for identity, key in zip(sent, messages, strict=True) if identity}
+        sent = set(self._grid.push_messages(list(messages.values())))
+        # Sending gave them their identities; one that was not sent is not among those.
+        keys = {message.metadata.message_id: key for key, message in messages.items()}
+        keys = {identity: key for identity, key in keys.items() if identity in sent}
         while keys and time.monotonic() < deadline:
             arrived = list(self._grid.pull_messages(list(keys)))
             for reply in arrived:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +24,16 @@ import tomli_w
 
 from feddm import durable
 from feddm.errors import EngineError
+from feddm.federation import RoundRecord
 from feddm.flower.app import app_folder
 from feddm.flower.keys import make_certificates, make_node_key
 from feddm.flower.runner import Link, command_of, free_port
+from feddm.rundir import RunDirectory
 
 NAME = "here"  # of the SuperLink, in Flower's configuration
 START = 120.0  # seconds that the SuperLink may take to start
+LOOK = 10.0  # seconds between two questions to Flower how a run is
+POLL = 0.5  # seconds between two looks for a new round
 END = 15.0  # seconds that a process may take to end
 
 
@@ -40,11 +44,13 @@ class Loopback:
     Args:
         folder: Where certificates, keys, logs and what nodes keep are.
         insecure: Neither encryption nor keys.
+        simulated: So many nodes that Flower simulates; no others can come then.
         environment: Variables that its processes have beside those of this one.
     """
 
     folder: Path
     insecure: bool = False
+    simulated: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,8 +80,8 @@ class Loopback:
             home = self.folder / "flwr"
             home.mkdir(exist_ok=True)
         connection: dict[str, object] = {"address": self.address}
-        if self.insecure:
-            security = ["--insecure"]
+        if self.insecure or self.simulated:
+            security = ["--insecure", *(["--simulation"] if self.simulated else [])]
             connection["insecure"] = True
         else:
             authority, certificate, key = make_certificates(self.folder)
@@ -130,8 +136,30 @@ class Loopback:
         """Starts a run, and returns Flower's number of it."""
         # Flower splits at spaces outside of quotes, and reads values as TOML.
         values = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
-        folder = str(app or app_folder())
-        return str(self.flwr("run", folder, NAME, "--run-config", values)["run-id"])
+        command = ["run", str(app or app_folder()), NAME, "--run-config", values]
+        if self.simulated:
+            federation = f"num-supernodes={self.simulated} client-resources-num-cpus=1"
+            command += ["--federation-config", federation]
+        return str(self.flwr(*command)["run-id"])
+
+    def rounds(self, run: str, directory: Path) -> Iterator[RoundRecord]:
+        """Yields the rounds of a run as they are written down; a run that fails is an error."""
+        told, looked = 0, time.monotonic()
+        while True:
+            ended = _ended(directory)
+            records = []
+            if (directory / "config.toml").exists():
+                records = RunDirectory.open(directory).records()
+            yield from records[told:]
+            told = len(records)
+            if ended:
+                return
+            if time.monotonic() - looked > LOOK:
+                self.check("superlink")
+                if self.status(run).startswith("finished") and not _ended(directory):
+                    raise EngineError(f"the run failed: {_last_words(self.log(run))}")
+                looked = time.monotonic()
+            time.sleep(POLL)
 
     def status(self, run: str) -> str:
         """Returns how a run is, as Flower says it: such as ``running``."""
@@ -215,3 +243,14 @@ class Loopback:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             **self.environment,
         }
+
+
+def _ended(directory: Path) -> bool:
+    return (directory / "model.safetensors").exists()
+
+
+def _last_words(log: str) -> str:
+    """Returns the line of a log that most probably says what went wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line]
+    return (errors or lines or ["it left no log"])[-1]

@@ -130,6 +130,7 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
     heart.start()
     try:
         message, context, run, _ = pull_task_input(client)
+        log(f"{message.metadata.message_type} begun")
         if run.fab_id == APP:
             reply = app(message=message, context=context)
         else:

@@ -1,0 +1,66 @@
+"""A grid without a network: nodes are functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+# What a node does with a message: answers, fails, or says nothing.
+Node = Callable[[Message], RecordDict | Error | None]
+
+
+class FakeGrid(Grid):
+    """Answers messages in the reverse order of sending, one with every look."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.nodes = nodes
+        self.sent: list[Message] = []
+        self.lost: set[int] = set()  # nodes to which no message can be sent
+        self._ready: list[Message] = []
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            name = f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.sent.append(message)
+            if message.metadata.dst_node_id in self.lost:
+                continue
+            names.append(name)
+            said = self.nodes[message.metadata.dst_node_id](message)
+            if said is not None:
+                self._ready.append(Message(said, reply_to=message))
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = set(message_ids)
+        for message in reversed(self._ready):
+            if message.metadata.reply_to_message_id in wanted:
+                self._ready.remove(message)
+                return [message]
+        return []
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        names = list(self.push_messages(messages))
+        replies: list[Message] = []
+        while arrived := list(self.pull_messages(names)):
+            replies += arrived
+        return replies
