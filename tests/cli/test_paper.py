@@ -16,6 +16,7 @@ from feddm.errors import FedDMError
 from feddm.paper import making
 from feddm.paper.experiments import EXPERIMENTS
 from feddm.paper.scales import SCALES
+from feddm.rundir import RunDirectory
 from feddm.studies import Cell, StudyObserver
 
 
@@ -52,8 +53,8 @@ def test_list() -> None:
     output = paper("list")
     for experiment in EXPERIMENTS.values():
         assert experiment.name in output
-        assert experiment.place in output
-    assert "Estimates are rough" in output
+        assert f"  {experiment.place}\n  {experiment.shows}\n" in output
+    assert max(map(len, output.splitlines())) <= 80
     rows = json.loads(paper("list", "--json"))
     assert [row["name"] for row in rows] == list(EXPERIMENTS)
 
@@ -164,6 +165,23 @@ def test_what_was_run_for_another_experiment_is_taken_over(tmp_path: Path) -> No
     assert rho["rho 5"]["paper_percent"] == 69.66
 
 
+def test_tuned_settings_of_a_method(tmp_path: Path) -> None:
+    file, study = tmp_path / "tuned.toml", tmp_path / "real"
+    file.write_text('algorithm = "real"\n[server]\nlr = 0.02\n')
+    command = ["real", "--scale", "smoke", "--out", str(study), "--with"]
+    assert "REAL has settings of its own" in paper(*command, f"real={file}")
+    for name, lr in (("real", 0.02), ("feddm", 0.05)):
+        cell = study / "cells" / f"cifar10-dir10-0.5-{name}-seed0"
+        assert RunDirectory.open(cell).config().server.lr == lr
+    page = (study / "paper.md").read_text()
+    assert "REAL has settings of its own, where they are used: server.lr 0.02." in page
+    for wrong, why in (("feddm", "tuned.toml is for real"), ("fedavg", "one of real, feddm,")):
+        with pytest.raises(FedDMError, match=why):
+            paper(*command, f"{wrong}={file}")
+    with pytest.raises(FedDMError, match="for cost nothing is"):
+        paper("cost", "--with", f"real={file}")
+
+
 def test_other_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     for name in ("surrogate", "ipc"):
@@ -184,6 +202,8 @@ def test_missing_data_are_told_before_anything_runs(tmp_path: Path) -> None:
 def test_wrong_names() -> None:
     with pytest.raises(FedDMError, match=r"did you mean curves-dir10-0\.5"):
         paper("curves-dir10-0,5")
+    with pytest.raises(FedDMError, match=r"curves-dir10-50 or curves-dir50-0\.5\?"):
+        paper("curves-")
     with pytest.raises(FedDMError, match="one of smoke, small, full"):
         paper("ipc", "--scale", "tiny")
 

@@ -14,7 +14,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from feddm.build import build_dataset
 from feddm.comparison import summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
-from feddm.paper.experiments import Experiment
+from feddm.paper.experiments import TITLES, Experiment
 from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
-from feddm.paper.scales import Scale, scaled_down
+from feddm.paper.scales import Scale, Tuned, scaled_down
 from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv, to_markdown
 from feddm.results import finite
 from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
@@ -35,12 +35,21 @@ from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_re
 
 @dataclass(frozen=True)
 class Plan:
-    """Which experiment is made how, and by which command."""
+    """Which experiment is made how, and by which command.
+
+    Args:
+        experiment: What is made.
+        scale: How large.
+        seeds: How many.
+        command: As it was typed.
+        tuned: Settings of a user, by algorithm.
+    """
 
     experiment: Experiment
     scale: Scale
     seeds: int
     command: str
+    tuned: Tuned = field(default_factory=dict)
 
     @property
     def stand_in(self) -> str:
@@ -50,12 +59,19 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know whatever comes out."""
+        tuned = tuple(
+            f"{TITLES[algorithm]} has settings of its own, where they are used: "
+            + ", ".join(f"{key} {value}" for key, value in settings.items())
+            + "."
+            for algorithm, settings in self.tuned.items()
+        )
         if not self.stand_in or self.experiment.kind == "surrogate":
-            return self.experiment.notes
+            return (*self.experiment.notes, *tuned)
         return (
             f"The embedded {self.stand_in} stand in for the paper's data: this shows that "
             "everything works, and its numbers mean nothing beside the paper's.",
             *self.experiment.notes,
+            *tuned,
         )
 
     @property
@@ -63,7 +79,7 @@ class Plan:
         """Where it differs from the paper, setting by setting."""
         if self.experiment.kind == "cost":
             return [f"{key} {value}" for key, value in self.scale.cost.items()]
-        return scaled_down(self.experiment, self.scale, self.seeds)
+        return scaled_down(self.experiment, self.scale, self.seeds, self.tuned)
 
 
 @dataclass(frozen=True)
