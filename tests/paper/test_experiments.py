@@ -48,6 +48,7 @@ def test_what_is_scaled_down_is_told() -> None:
     assert "synthesis.networks fresh -> 8" in told
     assert "seeds 3 -> 2" in told
     assert not any("images_per_class" in text for text in told)  # which is the experiment
+    assert not any("local." in text for text in told)  # which FedDM does not use
     smoke = scaled_down(EXPERIMENTS["non-iid"], SCALES["smoke"], 3)
     names = "mnist -> digits, cifar10 -> digits, cifar100 -> digits"
     assert f"data.name {names}" in smoke

@@ -11,7 +11,7 @@ from typing import Any
 
 from feddm.config import Config, flat, resolve
 from feddm.errors import ConfigError
-from feddm.paper.experiments import Experiment, Run
+from feddm.paper.experiments import BASELINES, Experiment, Run
 from feddm.privacy_rules import unused
 from feddm.studies import Cell
 
@@ -225,8 +225,10 @@ def scaled_down(
     for run in experiment.runs:
         full = flat(configuration(run, FULL).model_dump())
         here = flat(configuration(run, scale, tuned=tuned).model_dump())
+        algorithm = run.settings["algorithm"]
+        idle = ("synthesis.", "server.") if algorithm in BASELINES else ("local.",)
         for key, value in full.items():
-            if value != here[key] and not key.startswith(IGNORED):
+            if value != here[key] and not key.startswith((*IGNORED, *idle)):
                 pairs.setdefault(key, {})[f"{value} -> {here[key]}"] = None
     changes = [f"{key} {', '.join(values)}" for key, values in pairs.items()]
     return [*changes, *([f"seeds {FULL.seeds} -> {seeds}"] if seeds != FULL.seeds else [])]
