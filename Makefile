@@ -119,6 +119,12 @@ study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, 
 	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms best,small,fedavg,scaffold --with best=docs/studies/best.toml --with small=docs/studies/small.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+# The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says
+# which there are and how long they take. Then `make docs`.
+study-paper-%: dev
+	$(BIN)/feddm paper $* --scale small
+	$(BIN)/python scripts/record paper-$* runs/paper/small/$*
+
 study-bench: dev  ## how fast it is
 	$(BIN)/feddm bench --out runs/bench.json
 	$(BIN)/python scripts/record bench runs/bench.json

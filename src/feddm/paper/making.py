@@ -11,6 +11,7 @@ What is trained is a study as well, with its cells, study.json and table.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,16 @@ from typing import Any
 
 import torch
 
+from feddm.bench import processor
 from feddm.build import build_dataset
 from feddm.comparison import summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
 from feddm.paper.experiments import TITLES, Experiment
+from feddm.paper.pages import page
 from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
 from feddm.paper.scales import Scale, Tuned, scaled_down
-from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv, to_markdown
+from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv
 from feddm.results import finite
 from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
 
@@ -115,14 +118,14 @@ def make(
     """
     experiment = plan.experiment
     _check_directory(study)
+    if not experiment.runs:
+        study.mkdir(parents=True, exist_ok=True)
     if experiment.kind == "surrogate":
         example = surrogate.example()
-        table = minimisers(example)
-        what = write_table(study, plan, table)
-        return Made(table, what, draw_example(study, example))
+        return _written(study, plan, minimisers(example), draw_example(study, example))
     if experiment.kind == "cost":
-        table = sizes(cost.counts(plan.scale, plan.seeds, **options), plan.stand_in)
-        return Made(table, write_table(study, plan, table), [])
+        counted = cost.counts(plan.scale, plan.seeds, **options)
+        return _written(study, plan, sizes(counted, plan.stand_in), [])
     others = [file.parent for file in sorted(study.parent.glob("*/paper.json"))]
     for name, place in adopt(cells, study, others).items():
         observer.notice(f"{name} is taken from {place}, where the same was run")
@@ -130,12 +133,10 @@ def make(
     results = run_cells(cells, study, observer)
     settings = {run.name: dict(run.settings) for run in experiment.runs}
     write_results(study, cells, summarize(results, ()), shlex.split(plan.command), settings)
-    table = accuracies(experiment, results, plan.stand_in)
-    what = write_table(study, plan, table)
     pictures = draw_runs(study, experiment, results)
     if experiment.kind == "images":
         pictures += draw_synthetic(study, experiment)
-    return Made(table, what, pictures)
+    return _written(study, plan, accuracies(experiment, results, plan.stand_in), pictures)
 
 
 def _check_directory(study: Path) -> None:
@@ -154,8 +155,8 @@ def _check_data(cells: Sequence[Cell], study: Path) -> None:
         build_dataset(data)
 
 
-def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:
-    """Writes the table as Markdown, CSV and JSON, and returns what is in the last."""
+def _written(study: Path, plan: Plan, table: Table, pictures: list[Path]) -> Made:
+    """Writes the table as Markdown, CSV and JSON, with all that was made beside it."""
     what = {
         "experiment": plan.experiment.name,
         "shows": plan.experiment.shows,
@@ -165,36 +166,25 @@ def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:
         "command": plan.command,
         "versions": {"feddm": version("feddm"), "torch": torch.__version__},
         "commit": commit(),
+        "machine": _machine(),
         "scaled_down": plan.scaled_down,
         "notes": [*plan.notes, *table.notes],
         "settings": {run.name: dict(run.settings) for run in plan.experiment.runs},
+        "titles": table.titles,
+        "lines": table.lines,
         "rows": finite(table.records),
+        "pictures": [path.name for path in pictures if path.suffix == ".png"],
     }
-    study.mkdir(parents=True, exist_ok=True)
     write(study / "paper.json", json.dumps(what, indent=2, allow_nan=False) + "\n")
     write(study / "paper.csv", to_csv(table.records))
-    write(study / "paper.md", page(plan, table, what))
-    return what
+    write(study / "paper.md", page(what))
+    return Made(table, what, pictures)
 
 
-def page(plan: Plan, table: Table, what: Mapping[str, Any]) -> str:
-    """Returns a page about the experiment."""
-    notes = "".join(f"- {note}\n" for note in what["notes"])
-    changes = "".join(f"- `{change}`\n" for change in plan.scaled_down) or "- nothing\n"
-    made = f"feddm {what['versions']['feddm']}"
-    made += f" (commit {what['commit']})" if what["commit"] else ""
-    kept = (
-        " Every setting of a run is in its `cells/*/config.toml`."
-        if plan.experiment.runs
-        else ""
-    )
-    return (
-        f"# {plan.experiment.place}: {plan.experiment.shows}\n\n    {plan.command}\n\n"
-        f"{to_markdown(table)}\n{notes}\n"
-        f"Scaled down against the paper (scale {plan.scale.name}):\n\n{changes}\n"
-        f"Seeds {', '.join(map(str, what['seeds']))}; {made}, torch "
-        f"{what['versions']['torch']}.{kept}\n"
-    )
+def _machine() -> str:
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    used = torch.backends.cpu.get_cpu_capability()
+    return f"{processor()}, {os.cpu_count()} cores ({used}){gpu}"
 
 
 def commit() -> str:
