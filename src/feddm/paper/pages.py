@@ -17,7 +17,7 @@ def page(what: Mapping[str, Any]) -> str:
     )
     return (
         f"# {what['place']}: {what['shows']}\n\n{section(what, what['pictures'])}\n"
-        f"Seeds {', '.join(map(str, what['seeds']))}; {made}, torch "
+        f"{seeds(what)}; {made}, torch "
         f"{what['versions']['torch']}, {what['machine']}.{kept}\n"
     )
 
@@ -37,3 +37,13 @@ def section(what: Mapping[str, Any], pictures: Sequence[str]) -> str:
         + "".join(f"- {note}\n" for note in what["notes"])
         + f"\nScaled down against the paper (scale {what['scale']}): {changes}.\n"
     )
+
+
+def seeds(what: Mapping[str, Any]) -> str:
+    """Returns the seeds in words.
+
+    >>> seeds({"seeds": [0]}), seeds({"seeds": [0, 1, 2]})
+    ('Seed 0', 'Seeds 0 to 2')
+    """
+    first, last = what["seeds"][0], what["seeds"][-1]
+    return f"Seed {first}" if first == last else f"Seeds {first} to {last}"
