@@ -90,21 +90,26 @@ def draw_panels(
         path: File to write; its ending chooses the format, and without one it is a PNG.
         caption: A line below.
     """
-    figure = _figure(1 + 3.4 * len(panels), 7.5)
+    alone = len(panels) == 1  # then its two plots are side by side, else one below the other
+    figure = _figure(9, 4) if alone else _figure(1 + 3.4 * len(panels), 7.5)
     if caption:
         figure.supxlabel(caption, fontsize="small")
-    columns = figure.subplots(2, len(panels), sharey="col", squeeze=False).T
-    for (title, runs), (by_round, by_bytes) in zip(panels.items(), columns, strict=True):
+    if alone:
+        pairs = figure.subplots(1, 2, sharey=True, squeeze=False)
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    else:
+        pairs = figure.subplots(2, len(panels), sharey="col", squeeze=False).T
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    for (title, runs), (by_round, by_bytes) in zip(panels.items(), pairs, strict=True):
         _draw_runs(runs, by_round, by_bytes)
+        by_bytes.set_ylabel("" if alone else by_round.get_ylabel())
         by_round.set_title(title, fontsize="medium")
         for line in by_round.get_lines():
             level = levels.get(title, {}).get(line.get_label())
             if level is not None:
                 by_round.axhline(100 * level, color=line.get_color(), dashes=(4, 3), alpha=0.7)
         if runs:
-            by_bytes.legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize="small"
-            )
+            by_bytes.legend(**place, frameon=False, fontsize="small")
     return _save(figure, path)
 
 
