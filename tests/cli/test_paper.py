@@ -59,6 +59,19 @@ def test_list() -> None:
     assert [row["name"] for row in rows] == list(EXPERIMENTS)
 
 
+def test_a_table_fits_80_columns(tmp_path: Path) -> None:
+    output = CliRunner(env={"COLUMNS": "80"}).invoke(
+        app, ["paper", "cost", "--scale", "smoke", "--out", str(tmp_path)]
+    )
+    table = output.output.split("Scaled down")[1].splitlines()[1:]
+    assert table[0].split() == ["method", "floats", "on", "digits", "std", "paper", "MB"]
+    assert table[1].rstrip() == "MNIST, Dir10(0.5)"
+    assert table[2].startswith("  FedDM, dirichlet 0.5, ")
+    # What the paper counts for MNIST: 81 pairs of ten images with 784 pixels.
+    assert table[2].split()[-2] == "635,040"
+    assert max(map(len, table[:20])) <= 80
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment(name: str, folder: Path) -> None:
     experiment, study = EXPERIMENTS[name], folder / name

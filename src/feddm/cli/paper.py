@@ -154,12 +154,18 @@ def _show(console: Console, made: Made, study: Path) -> None:
 
     from feddm.paper.tables import WORDS
 
+    titles, lines = made.table.titles, made.table.lines
+    parts = not titles[0]  # the first column names parts of the table: lines of their own
     table = Table(box=None, pad_edge=False)
-    for title in made.table.titles:
+    for title in titles[parts:]:
         words = title in WORDS
         table.add_column(title, justify="left" if words else "right", no_wrap=not words)
-    for line in made.table.lines:
-        table.add_row(*line)
+    part = ""
+    for line in lines:
+        if parts and line[0] != part:
+            part = line[0]
+            table.add_row(part, style="bold")
+        table.add_row(*(["  " + line[1], *line[2:]] if parts else line))
     console.print(table, highlight=False, markup=False)
     for note in made.table.notes:
         _say(console, note)
