@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -224,5 +225,27 @@ def test_wrong_names() -> None:
 def test_the_commit_is_that_of_a_repository_with_this_code_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "__file__", str(tmp_path / "making.py"))
+    code = tmp_path / "feddm" / "paper" / "making.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("")
+    monkeypatch.setattr(making, "__file__", str(code))
     assert making.commit() == ""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", *identity, *words]
+        said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return said.stdout.strip()
+
+    git("init")
+    (tmp_path / "docs.md").write_text("")
+    git("add", "docs.md")
+    git("commit", "-m", "docs")
+    assert making.commit() == ""
+    git("add", ".")
+    git("commit", "-m", "code")
+    head = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "docs.md").write_text("changed")
+    assert making.commit() == head
+    code.write_text("changed")
+    assert making.commit() == f"{head}-dirty"

@@ -189,15 +189,18 @@ def _machine() -> str:
 
 def commit() -> str:
     """Returns the commit that this code is at, if it is run from a repository of its own."""
-    here = Path(__file__)
+    package = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        said = subprocess.run(
+            ["git", *words], cwd=package, capture_output=True, text=True, check=True
+        )
+        return said.stdout.strip()
+
     try:
-        for command in (
-            ["ls-files", "--error-unmatch", here.name],
-            ["describe", "--always", "--dirty", "--exclude", "*"],
-        ):
-            said = subprocess.run(
-                ["git", *command], cwd=here.parent, capture_output=True, text=True, check=True
-            )
+        git("ls-files", "--error-unmatch", __file__)
+        # What is new in the docs changes no result.
+        changed = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return said.stdout.strip()
