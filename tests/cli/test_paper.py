@@ -202,6 +202,13 @@ def test_other_directories_are_left_alone(tmp_path: Path) -> None:
         with pytest.raises(FedDMError, match="choose another with --out"):
             paper(name, "--scale", "smoke", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    # Nor is another study taken for one's own.
+    compared = tmp_path / "compared"
+    (compared / "cells" / "fedavg-seed0").mkdir(parents=True)
+    paper("surrogate", "--out", str(tmp_path / "surrogate"))
+    for other in (compared, tmp_path / "surrogate"):
+        with pytest.raises(FedDMError, match="holds something else; choose another"):
+            paper("ipc", "--scale", "smoke", "--out", str(other))
 
 
 def test_missing_data_are_told_before_anything_runs(tmp_path: Path) -> None:

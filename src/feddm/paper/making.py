@@ -117,7 +117,7 @@ def make(
         options: Of the command line, for what is made without runs.
     """
     experiment = plan.experiment
-    _check_directory(study)
+    _check_directory(study, experiment)
     if not experiment.runs:
         study.mkdir(parents=True, exist_ok=True)
     if experiment.kind == "surrogate":
@@ -139,11 +139,18 @@ def make(
     return _written(study, plan, accuracies(experiment, results, plan.stand_in), pictures)
 
 
-def _check_directory(study: Path) -> None:
+def _check_directory(study: Path, experiment: Experiment) -> None:
     """Raises an error if something else is there."""
-    ours = (study / "paper.json").exists() or (study / "cells").is_dir()
-    if study.is_dir() and any(study.iterdir()) and not ours:
-        raise RunDirectoryError(f"{study} is not empty; choose another with --out")
+    if not study.is_dir() or not any(study.iterdir()):
+        return
+    file = study / "paper.json"
+    if file.exists():
+        ours = json.loads(file.read_text(encoding="utf-8"))["experiment"] == experiment.name
+    else:  # it was interrupted before anything came out
+        cells = {path.name.rpartition("-seed")[0] for path in study.glob("cells/*")}
+        ours = bool(cells) and cells <= {run.name for run in experiment.runs}
+    if not ours:
+        raise RunDirectoryError(f"{study} holds something else; choose another with --out")
 
 
 def _check_data(cells: Sequence[Cell], study: Path) -> None:

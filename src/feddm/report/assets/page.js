@@ -35,13 +35,14 @@
   const shown = () => methods.map((method, number) => [method, number]).filter(([, number]) => !hidden.has(number));
   const percent = values => values.map(value => value === null ? null : 100 * value);
 
-  // A log axis gets a label at 1, 2 and 5 of each decade if it is short, and at each decade if not.
+  // A log axis gets the more labels in a decade the fewer decades it has.
   const ticks = (values, log, text, size = 1) => {
     const known = values.filter(value => value > 0);
     if (!known.length) return {};
     const low = Math.min(...known), high = Math.max(...known), at = [];
     if (log) {
-      const steps = high / low > 300 ? [1] : high / low > 12 ? [1, 3] : [1, 2, 5];
+      const reach = high / low;
+      const steps = reach > 300 ? [1] : reach > 12 ? [1, 3] : reach > 4 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 6, 8];
       for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)); e++)
         for (const step of steps) at.push(step * 10 ** e);
     } else {
