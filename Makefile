@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 .PHONY: help run test test-slow check format dev clean docs
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
 
 run: $(VENV)/user  ## set up .venv, then run FedDM on the embedded digits
 	$(BIN)/feddm run
@@ -120,9 +120,10 @@ study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, 
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 # The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says
-# which there are and how long they take. Then `make docs`.
-study-paper-%: dev
-	$(BIN)/feddm paper $* --scale small
+# which there are and how long they take; ARGS="--seeds 1" and the like go to the command. Then
+# `make docs`.
+study-paper-%: dev  ## a table or figure of the paper, as study-paper-ipc
+	$(BIN)/feddm paper $* --scale small $(ARGS)
 	$(BIN)/python scripts/record paper-$* runs/paper/small/$*
 
 study-bench: dev  ## how fast it is
