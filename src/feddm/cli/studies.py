@@ -25,7 +25,7 @@ Out = Annotated[
 Seeds = Annotated[str, typer.Option(help="Seeds with commas between.")]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="NAME=FILE", help="Settings for one name, as from tune."),
+    typer.Option("--with", metavar="NAME=FILE", help="A TOML file for one name, as from tune."),
 ]
 
 
