@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 .PHONY: help run test test-slow check format dev clean docs
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
 
 run: $(VENV)/user  ## set up .venv, then run FedDM on the embedded digits
 	$(BIN)/feddm run
@@ -118,6 +118,13 @@ study-tune-scaffold: dev  ## the learning rate of SCAFFOLD
 study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, a night
 	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms best,small,fedavg,scaffold --with best=docs/studies/best.toml --with small=docs/studies/small.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+# The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says
+# which there are and how long they take; ARGS="--seeds 1" and the like go to the command. Then
+# `make docs`.
+study-paper-%: dev  ## a table or figure of the paper, as study-paper-ipc
+	$(BIN)/feddm paper $* --scale small $(ARGS)
+	$(BIN)/python scripts/record paper-$* runs/paper/small/$*
 
 study-bench: dev  ## how fast it is
 	$(BIN)/feddm bench --out runs/bench.json

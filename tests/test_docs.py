@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from feddm.config import resolve
+from feddm.paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "docs" / "studies"
@@ -22,7 +23,15 @@ def test_every_setting_is_on_a_page(section: str) -> None:
 def test_every_study_is_in_the_list() -> None:
     listed = (STUDIES / "README.md").read_text()
     targets = re.findall(r"^study-([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-    files = [path.stem for path in STUDIES.glob("*.json")]
+    files = [path.name.removesuffix(".json") for path in STUDIES.glob("*.json")]
     assert len(targets) > 10 and len(files) > 5
     for name in {*targets, *files}:
-        assert f"`{name}`" in listed, name
+        known = name.startswith("paper-") and name.removeprefix("paper-") in EXPERIMENTS
+        assert known or f"`{name}`" in listed, name
+
+
+def test_every_experiment_has_its_place_among_the_results() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert re.findall(r"<!-- result: (.*) -->", page) == list(EXPERIMENTS)
+    for picture in re.findall(r"!\[.*\]\((.*)\)", page):
+        assert (ROOT / "docs" / picture).exists(), picture

@@ -51,6 +51,8 @@ def test_curves_are_means_by_round_and_by_megabytes(
     assert points(theirs) == [(1, 10), (2, 20)]
     assert points(by_bytes.lines[0]) == [(2, 50), (3, 60)]
     assert by_bytes.get_xscale() == "log"
+    # From 2 to 20 megabytes.
+    assert [tick.get_text() for tick in by_bytes.get_xticklabels()] == ["2", "5", "10", "20"]
     assert by_bytes.get_legend_handles_labels()[1] == ["ours", "theirs"]
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
 
+from feddm.cli import app
 from feddm.comparison import summarize, to_json
 from feddm.config import resolve
 from feddm.federation import RoundRecord
+from feddm.rundir import RunDirectory
 from feddm.studies import Cell, StudyObserver, run_cells, write_results
 from tiny import SETTINGS
 
@@ -92,3 +95,44 @@ def test_an_ablation_with_privacy_says_what_is_promised(
     study = docs.study("mine")
     assert "| paper | 50.00 | no guarantee |" in study
     assert "`epsilon`: spent after the last round, at delta 1e-05" in study
+
+
+def test_what_feddm_paper_made_is_kept_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, studies = tmp_path / "made", tmp_path / "studies"
+    studies.mkdir()
+    command = ["paper", "real", "--scale", "smoke", "--out", str(made)]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+    what = json.loads((made / "paper.json").read_text())
+
+    docs = script("docs", studies, monkeypatch)
+    assert docs.result("real") == ""
+    assert "`make study-paper-real`" in docs.paper("left")
+
+    record = script("record", studies, monkeypatch)
+    record.main("paper-real", made)
+    kept = json.loads((studies / "paper-real.json").read_text())
+    assert kept["rows"] == what["rows"]
+    assert {cell: len(values) for cell, values in kept["accuracies"].items()} == {
+        "cifar10-dir10-0.5-real-seed0": 2,
+        "cifar10-dir10-0.5-feddm-seed0": 2,
+    }
+    picture = studies / "paper-real-curves.png"
+    assert picture.read_bytes() == (made / "curves.png").read_bytes()
+
+    page = docs.result("real")
+    assert page.startswith("## Figure 13, Section 4.5: FedDM beside sending as many real")
+    assert "](studies/paper-real-curves.png)\n" in page
+    records = RunDirectory.open(made / "cells" / "cifar10-dir10-0.5-feddm-seed0").records()
+    final = 100 * records[-1].accuracy
+    assert f"| CIFAR10, Dir10(0.5) | FedDM | {final:.2f} | 69.62 ± 0.14 |" in page
+    assert "`rounds 20 -> 2`" in page
+    assert f"Commit {kept['commit']}, torch " in page and kept["machine"] in page
+    left = docs.paper("left")
+    assert "study-paper-real" not in left and "`make study-paper-rho`" in left
+
+    del what["lines"]
+    (made / "paper.json").write_text(json.dumps(what))
+    with pytest.raises(SystemExit, match="run its command again: feddm "):
+        record.main("paper-real", made)

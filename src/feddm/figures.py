@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,21 +90,26 @@ def draw_panels(
         path: File to write; its ending chooses the format, and without one it is a PNG.
         caption: A line below.
     """
-    figure = _figure(1 + 3.4 * len(panels), 7.5)
+    alone = len(panels) == 1  # then its two plots are side by side, else one below the other
+    figure = _figure(9, 4) if alone else _figure(1 + 3.4 * len(panels), 7.5)
     if caption:
         figure.supxlabel(caption, fontsize="small")
-    columns = figure.subplots(2, len(panels), sharey="col", squeeze=False).T
-    for (title, runs), (by_round, by_bytes) in zip(panels.items(), columns, strict=True):
+    if alone:
+        pairs = figure.subplots(1, 2, sharey=True, squeeze=False)
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    else:
+        pairs = figure.subplots(2, len(panels), sharey="col", squeeze=False).T
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    for (title, runs), (by_round, by_bytes) in zip(panels.items(), pairs, strict=True):
         _draw_runs(runs, by_round, by_bytes)
+        by_bytes.set_ylabel("" if alone else by_round.get_ylabel())
         by_round.set_title(title, fontsize="medium")
         for line in by_round.get_lines():
             level = levels.get(title, {}).get(line.get_label())
             if level is not None:
                 by_round.axhline(100 * level, color=line.get_color(), dashes=(4, 3), alpha=0.7)
         if runs:
-            by_bytes.legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize="small"
-            )
+            by_bytes.legend(**place, frameon=False, fontsize="small")
     return _save(figure, path)
 
 
@@ -125,9 +131,27 @@ def _draw_runs(
     by_bytes.set(xlabel="megabytes uploaded by all clients", ylabel="accuracy in %")
     if runs:
         by_bytes.set_xscale("log")
+        at = log_ticks(*by_bytes.get_xlim())
+        by_bytes.set_xticks(at, [f"{value:g}" for value in at])
+        by_bytes.set_xticks([], minor=True)
     for axes in (by_round, by_bytes):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Returns round numbers for a logarithmic axis, the more of a decade the fewer there are.
+
+    >>> log_ticks(0.08, 0.19), log_ticks(0.9, 30), log_ticks(0.05, 2000)
+    ([0.08, 0.1, 0.15], [1.0, 2.0, 5.0, 10.0, 20.0], [0.1, 1.0, 10.0, 100.0, 1000.0])
+    """
+    steps: tuple[float, ...] = (1,)
+    if high < 100 * low:
+        steps = (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 6, 8)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    # Divided where it is below 1, since 0.1 is no power of ten to a computer.
+    at = [s * 10.0**d if d >= 0 else s / 10.0**-d for d in decades for s in steps]
+    return [value for value in at if low <= value <= high]
 
 
 def draw_lines(

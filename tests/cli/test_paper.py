@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from feddm.errors import FedDMError
 from feddm.paper import making
 from feddm.paper.experiments import EXPERIMENTS
 from feddm.paper.scales import SCALES
+from feddm.rundir import RunDirectory
 from feddm.studies import Cell, StudyObserver
 
 
@@ -52,10 +54,23 @@ def test_list() -> None:
     output = paper("list")
     for experiment in EXPERIMENTS.values():
         assert experiment.name in output
-        assert experiment.place in output
-    assert "Estimates are rough" in output
+        assert f"  {experiment.place}\n  {experiment.shows}\n" in output
+    assert max(map(len, output.splitlines())) <= 80
     rows = json.loads(paper("list", "--json"))
     assert [row["name"] for row in rows] == list(EXPERIMENTS)
+
+
+def test_a_table_fits_80_columns(tmp_path: Path) -> None:
+    output = CliRunner(env={"COLUMNS": "80"}).invoke(
+        app, ["paper", "cost", "--scale", "smoke", "--out", str(tmp_path)]
+    )
+    table = output.output.split("Scaled down")[1].splitlines()[1:]
+    assert table[0].split() == ["method", "floats", "on", "digits", "std", "paper", "MB"]
+    assert table[1].rstrip() == "MNIST, Dir10(0.5)"
+    assert table[2].startswith("  FedDM, dirichlet 0.5, ")
+    # What the paper counts for MNIST: 81 pairs of ten images with 784 pixels.
+    assert table[2].split()[-2] == "635,040"
+    assert max(map(len, table[:20])) <= 80
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -164,12 +179,36 @@ def test_what_was_run_for_another_experiment_is_taken_over(tmp_path: Path) -> No
     assert rho["rho 5"]["paper_percent"] == 69.66
 
 
+def test_tuned_settings_of_a_method(tmp_path: Path) -> None:
+    file, study = tmp_path / "tuned.toml", tmp_path / "real"
+    file.write_text('algorithm = "real"\n[server]\nlr = 0.02\n')
+    command = ["real", "--scale", "smoke", "--out", str(study), "--with"]
+    assert "REAL has settings of its own" in paper(*command, f"real={file}")
+    for name, lr in (("real", 0.02), ("feddm", 0.05)):
+        cell = study / "cells" / f"cifar10-dir10-0.5-{name}-seed0"
+        assert RunDirectory.open(cell).config().server.lr == lr
+    page = (study / "paper.md").read_text()
+    assert "REAL has settings of its own, where they are used: server.lr 0.02." in page
+    for wrong, why in (("feddm", "tuned.toml is for real"), ("fedavg", "one of real, feddm,")):
+        with pytest.raises(FedDMError, match=why):
+            paper(*command, f"{wrong}={file}")
+    with pytest.raises(FedDMError, match="for cost nothing is"):
+        paper("cost", "--with", f"real={file}")
+
+
 def test_other_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     for name in ("surrogate", "ipc"):
         with pytest.raises(FedDMError, match="choose another with --out"):
             paper(name, "--scale", "smoke", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    # Nor is another study taken for one's own.
+    compared = tmp_path / "compared"
+    (compared / "cells" / "fedavg-seed0").mkdir(parents=True)
+    paper("surrogate", "--out", str(tmp_path / "surrogate"))
+    for other in (compared, tmp_path / "surrogate"):
+        with pytest.raises(FedDMError, match="holds something else; choose another"):
+            paper("ipc", "--scale", "smoke", "--out", str(other))
 
 
 def test_missing_data_are_told_before_anything_runs(tmp_path: Path) -> None:
@@ -184,6 +223,8 @@ def test_missing_data_are_told_before_anything_runs(tmp_path: Path) -> None:
 def test_wrong_names() -> None:
     with pytest.raises(FedDMError, match=r"did you mean curves-dir10-0\.5"):
         paper("curves-dir10-0,5")
+    with pytest.raises(FedDMError, match=r"curves-dir10-50 or curves-dir50-0\.5\?"):
+        paper("curves-")
     with pytest.raises(FedDMError, match="one of smoke, small, full"):
         paper("ipc", "--scale", "tiny")
 
@@ -191,5 +232,27 @@ def test_wrong_names() -> None:
 def test_the_commit_is_that_of_a_repository_with_this_code_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "__file__", str(tmp_path / "making.py"))
+    code = tmp_path / "feddm" / "paper" / "making.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("")
+    monkeypatch.setattr(making, "__file__", str(code))
     assert making.commit() == ""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", *identity, *words]
+        said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return said.stdout.strip()
+
+    git("init")
+    (tmp_path / "docs.md").write_text("")
+    git("add", "docs.md")
+    git("commit", "-m", "docs")
+    assert making.commit() == ""
+    git("add", ".")
+    git("commit", "-m", "code")
+    head = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "docs.md").write_text("changed")
+    assert making.commit() == head
+    code.write_text("changed")
+    assert making.commit() == f"{head}-dirty"

@@ -1,4 +1,6 @@
 import io
+import math
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from typer.testing import CliRunner
 
 from fabricated import config, record, records, write_run, write_study
 from feddm.cli import app, watch
-from feddm.cli.watch import curve, in_use
+from feddm.cli.curve import curve
+from feddm.cli.watch import Run, Study, in_use
 from feddm.errors import RunDirectoryError
 from feddm.results import to_line
 from feddm.rundir import RunDirectory
@@ -26,8 +29,7 @@ def followed(run: Path, height: int = 40) -> str:
     """Returns what a terminal of 80 columns was sent."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, height=height)
-    opened = RunDirectory.open(run)
-    watch._follow(opened, opened.config(), console)
+    watch.follow(Study(run) if (run / "cells").is_dir() else Run(run), console)
     return screen.getvalue()
 
 
@@ -48,10 +50,8 @@ def test_before_the_first_round(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", ("real",), (0,), rounds=1)
-    for path, text in ((study, "is a study"), (tmp_path, "not a run directory")):
-        with pytest.raises(RunDirectoryError, match=text):
-            feddm("watch", path)
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        feddm("watch", tmp_path)
 
 
 def test_it_ends_with_the_run(tmp_path: Path) -> None:
@@ -71,13 +71,12 @@ def test_it_shows_rounds_as_they_come(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(watch, "REFRESH", 0.01)
     run = write_run(tmp_path / "run", records([0.25]), config(rounds=2))
     seen: list[int] = []
-    view = watch.view
 
-    def noted(config_, records_, console):  # type: ignore[no-untyped-def]
-        seen.append(len(records_))
-        return view(config_, records_, console)
+    def noted(accuracies, *rest, **options):  # type: ignore[no-untyped-def]
+        seen.append(len(accuracies))
+        return curve(accuracies, *rest, **options)
 
-    monkeypatch.setattr(watch, "view", noted)
+    monkeypatch.setattr(watch, "curve", noted)
 
     def work() -> None:
         while not seen:
@@ -105,7 +104,7 @@ def test_ctrl_c_ends_the_view_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("feddm.cli.watch.time.sleep", interrupted)
     with RunDirectory.open(run):
-        assert "The run goes on." in followed(run)
+        assert "It goes on." in followed(run)
 
 
 def test_a_long_run_fits_the_screen(tmp_path: Path) -> None:
@@ -113,12 +112,82 @@ def test_a_long_run_fits_the_screen(tmp_path: Path) -> None:
     (run / "model.safetensors").write_bytes(b"")
     last = followed(run, height=24).split("98/99")[-2:]
     assert len(last) == 2
-    opened = RunDirectory.open(run)
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
-    shown = watch.view(opened.config(), opened.records(), console).plain.splitlines()
+    shown = Run(run).view(console).plain.splitlines()
     assert len(shown) < 24
     assert any(line.split()[:1] == ["99/99"] for line in shown)
     assert not any(line.split()[:1] == ["1/99"] for line in shown)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Two methods with two seeds each; the last of these four runs is at its second round."""
+    folder = write_study(tmp_path / "study", ("feddm", "real"), (0, 1), rounds=4)
+    last = folder / "cells" / "real-seed1"
+    for number, name in enumerate(("feddm-seed0", "real-seed0", "feddm-seed1", "real-seed1")):
+        for file in (folder / "cells" / name).iterdir():
+            os.utime(file, (1000 + number, 1000 + number))
+        if name != last.name:
+            (folder / "cells" / name / "model.safetensors").write_bytes(b"")
+    lines = (last / "results.jsonl").read_text().splitlines(keepends=True)
+    (last / "results.jsonl").write_text("".join(lines[:2]))
+    (folder / "study.json").unlink()
+    return folder
+
+
+def test_a_study_shows_its_runs_and_the_curve_of_the_last(study: Path) -> None:
+    lines = feddm("watch", study).splitlines()
+    assert lines[0] == f"{study}: 4 runs begun, 3 ended"
+    assert lines[1].split() == ["round", "accuracy"]
+    # The best is 0.95, less 0.08 a method and 0.01 a seed, and half of it is missing, then a
+    # quarter, an eighth and a sixteenth.
+    assert [line.split() for line in lines[2:6]] == [
+        ["feddm-seed0", "4/4", "89.06", "%"],
+        ["real-seed0", "4/4", "81.56", "%"],
+        ["feddm-seed1", "4/4", "88.12", "%"],
+        ["real-seed1", "2/4", "64.50", "%"],
+    ]
+    assert lines[7].startswith("  64.5 % ")
+    assert lines[-1].startswith("  43.0 % ")
+
+
+def test_a_study_that_has_ended(study: Path) -> None:
+    (study / "study.json").write_text("{}")
+    assert f"The study has ended. Look at it: feddm report {study}" in followed(study)
+
+
+def test_a_study_that_nobody_works_on(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PAUSE", 0.05)
+    monkeypatch.setattr(watch, "REFRESH", 0.01)
+    # It ended once, and was begun again with more runs.
+    (study / "study.json").write_text("{}")
+    os.utime(study / "study.json", (1001, 1001))
+    assert "Nobody is at work on it; the command that began it" in followed(study)
+
+
+def test_a_study_goes_on_while_a_run_does(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SILENCE", 0.0)
+    watched = Study(study)
+    watched._busy = -math.inf  # a long time ago
+    with RunDirectory.open(study / "cells" / "real-seed1"):
+        assert watched.end() == ""
+    assert watched.end() == ""  # the next run may begin in a moment
+    watched._busy = -math.inf
+    assert watched.end().startswith("Nobody is at work")
+
+
+def test_a_long_study_fits_the_screen(tmp_path: Path) -> None:
+    name = "a-name-that-is-far-too-long-for-a-narrow-terminal-of-eighty-columns"
+    folder = write_study(tmp_path / "study", ("feddm",), range(40), rounds=2)
+    private = config(rounds=2, privacy__mechanism="features", privacy__epsilon=4.0)
+    write_run(folder / "cells" / f"{name}-seed0", records([0.5]), private)
+    os.utime(folder / "cells" / f"{name}-seed0" / "config.toml", (2**32, 2**32))
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    shown = Study(folder).view(console).plain.splitlines()
+    assert len(shown) < 24
+    assert max(map(len, shown[1:])) <= 80
+    assert any(line.startswith("…") and "columns-seed0" in line for line in shown)
+    assert shown[1].split() == ["round", "accuracy", "epsilon"]
 
 
 def test_in_use(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_what_is_scaled_down_is_told() -> None:
     assert "synthesis.networks fresh -> 8" in told
     assert "seeds 3 -> 2" in told
     assert not any("images_per_class" in text for text in told)  # which is the experiment
+    assert not any("local." in text for text in told)  # which FedDM does not use
     smoke = scaled_down(EXPERIMENTS["non-iid"], SCALES["smoke"], 3)
     names = "mnist -> digits, cifar10 -> digits, cifar100 -> digits"
     assert f"data.name {names}" in smoke
@@ -60,6 +61,44 @@ def test_settings_that_do_nothing_are_left_out() -> None:
     assert (private.local.epochs, private.local.batch_size, private.privacy.steps) == (1, 1, 2)
     plain = configuration(runs("noise")["cifar10-dir10-0.5-feddm"], SCALES["smoke"])
     assert plain.privacy == resolve().privacy
+
+
+def test_tuned_settings_are_over_a_scale() -> None:
+    tuned = {"fedavg": {"local.lr": 0.07, "local.epochs": 4}}
+    small, experiment = SCALES["small"], EXPERIMENTS["curves-dir10-50"]
+    by_name = {
+        cell.name: cell.config.local for cell in scales.cells(experiment, small, 1, tuned)
+    }
+    fedavg = by_name["cifar10-dir10-50-fedavg"]
+    assert (fedavg.lr, fedavg.epochs, fedavg.batch_size) == (0.07, 4, 64)
+    assert by_name["cifar10-dir10-50-fedprox"].lr == 0.03
+    assert by_name["cifar10-dir10-50-scaffold"].lr == 0.1
+    told = scaled_down(experiment, small, 3, tuned)
+    assert "local.lr 0.01 -> 0.07, 0.01 -> 0.03, 0.01 -> 0.1" in told
+    # With privacy there are no epochs; a rate there is all the same.
+    private = runs("noise")["cifar10-dir10-0.5-fedavg-sigma3"]
+    local = configuration(private, small, tuned=tuned).local
+    assert (local.lr, local.epochs) == (0.07, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("real", "rounds", 7),
+        ("real", "partition.clients", 3),
+        ("real", "privacy.epsilon", 1.0),
+        ("ipc", "synthesis.images_per_class", 4),
+        ("rho", "server.radius", 2.0),
+    ],
+)
+def test_tuning_does_not_change_the_experiment(name: str, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"--with cannot set .* of feddm: {name} has"):
+        scales.check_tuned(EXPERIMENTS[name], SCALES["small"], {"feddm": {key: value}})
+
+
+def test_tuning_may_change_how_it_learns() -> None:
+    tuned = {"feddm": {"preset": "best", "server.lr": 0.02}}
+    scales.check_tuned(EXPERIMENTS["real"], SCALES["small"], tuned)
 
 
 def test_what_the_command_line_says_is_over_a_scale() -> None:

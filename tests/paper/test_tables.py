@@ -121,7 +121,8 @@ def test_minimisers_by_hand() -> None:
 
 
 def test_markdown_puts_words_left_and_numbers_right() -> None:
-    text = to_markdown(accuracies(EXPERIMENT, RESULTS))
+    table = accuracies(EXPERIMENT, RESULTS)
+    text = to_markdown(table.titles, table.lines)
     assert text.splitlines()[:3] == [
         "|  | method | final % | paper % | MB up |",
         "| --- | --- | ---: | ---: | ---: |",

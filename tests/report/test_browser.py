@@ -171,6 +171,28 @@ def test_floats_or_bytes_and_which_axis(opened: Opened, comparison: Path) -> Non
     assert page.errors() == []
 
 
+def test_coded_uploads_are_not_among_floats(opened: Opened, tmp_path: Path) -> None:
+    plain = method("plain", records([0.5, 0.75]))
+    # A kilobyte a round, of which two floats are all that is not coded.
+    small = method("<small>", records([0.5, 0.7], floats_up=2))
+    file = tmp_path / "page.html"
+    file.write_text(html(Report((plain, small))), encoding="utf-8")
+    page = opened(file)
+    assert page.curves("sent") == ["plain", "<small>"]
+    assert not page.one("#coded").is_displayed()
+    page.click("[data-value=floats]")
+    assert page.curves("sent") == ["plain"]
+    assert page.one("#coded").text.startswith("Not shown: <small>, coded in less")
+    page.click("[data-value=bytes]")
+    assert page.curves("sent") == ["plain", "<small>"]
+    assert not page.one("#coded").is_displayed()
+    file.write_text(html(Report((small,))), encoding="utf-8")
+    page = opened(file)
+    assert page.curves("sent") == ["<small>"]
+    assert page.all("[data-value=floats]") == []
+    assert page.errors() == []
+
+
 def test_the_images_are_visible(opened: Opened, comparison: Path) -> None:
     page = opened(comparison)
     # Noise on every tile: as soon as the sheet is there, no tile is of one colour.

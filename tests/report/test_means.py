@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from fabricated import config, method, private_records, record, records
-from feddm.report.means import epsilons, mean_rounds, to_csv
+from feddm.report.means import epsilons, in_floats, mean_rounds, to_csv
 
 TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
 PRIVATE: dict[str, Any] = {"privacy__mechanism": "features", "privacy__epsilon": 4.0}
@@ -18,6 +18,14 @@ def test_a_round_is_the_mean_over_seeds() -> None:
     assert first.bytes_up == second.bytes_up == 2000
     assert second.sent == {"bytes": 4000, "floats": 500}
     assert first.epsilon is None
+
+
+def test_what_is_sent_in_floats() -> None:
+    # 250 floats are a kilobyte; coded images have a few, and half floats have two bytes each.
+    assert in_floats(method("plain", records([0.5])))
+    assert in_floats(method("half", records([0.5], bytes_up=500)))
+    assert not in_floats(method("uint8", records([0.5], floats_up=2)))
+    assert not in_floats(method("packed", records([0.5], floats_up=0)))
 
 
 def test_of_several_seeds_the_one_that_spent_most_counts() -> None:

@@ -15,14 +15,16 @@ from feddm.cli.studies import (
     Named,
     Out,
     Seeds,
+    With,
     check_fair,
     check_ledgers,
     check_seeds,
     command,
+    files_by_name,
     listed_seeds,
     shown,
 )
-from feddm.config import ALGORITHMS, Config, load_toml
+from feddm.config import ALGORITHMS, Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
 
 EXAMPLES = """\
@@ -51,14 +53,7 @@ def compare(
     targets: Annotated[
         str, typer.Option(help="Accuracies (from 0 to 1) to be reached, with commas between.")
     ] = "0.8,0.9,0.95",
-    with_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            metavar="NAME=FILE",
-            help="A TOML file for one name, as from tune; it may name the algorithm.",
-        ),
-    ] = None,
+    with_: With = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Show the difference to this one, seed by seed."),
@@ -78,7 +73,7 @@ def compare(
     """
     names = options.listed("--algorithms", algorithms, str, "names")
     accuracies = options.listed("--targets", targets, _share, "numbers from 0 to 1")
-    files = _files(with_ or (), names)
+    files = files_by_name(with_ or (), names)
     if against is not None and against not in names:
         raise ConfigError(f"--against takes one of {', '.join(names)}, got {against!r}")
     configs = _variants(given, names, files, listed_seeds(seeds))
@@ -113,19 +108,6 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise ValueError(text)
     return value
-
-
-def _files(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the values of the file of each algorithm that has one."""
-    files = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not equals or name not in names:
-            raise ConfigError(
-                f"--with takes NAME=FILE with one of {', '.join(names)}, got {text!r}"
-            )
-        files[name] = load_toml(Path(path))
-    return files
 
 
 def _variants(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.cli.studies import command
+from feddm.cli.studies import With, command, files_by_name
+from feddm.config import flat
+from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +29,9 @@ Examples:
 
 - `feddm paper non-iid --scale smoke`
 
-- `feddm paper curves-dir10-0.1 --scale small --seeds 3 --out dir01`"""
+- `feddm paper curves-dir10-0.1 --scale small --seeds 3 --out dir01`
+
+- `feddm paper non-iid --with fedavg=tuned/winner.toml --out tuned-non-iid`"""
 
 
 def paper(
@@ -45,6 +49,7 @@ def paper(
         Path | None,
         typer.Option(help="Directory, new or to be continued; else runs/paper/SCALE/NAME."),
     ] = None,
+    with_: With = None,
     workers: options.Workers = None,
     data_dir: options.DataDir = None,
     quiet: options.Quiet = False,
@@ -71,7 +76,15 @@ def paper(
     if data_dir is not None:
         given["data_dir"] = str(data_dir.absolute())
     number = seeds or scales.usual_seeds(experiment, size)
-    cells = scales.cells(experiment, size, number, **given)
+    algorithms = list(dict.fromkeys(run.settings["algorithm"] for run in experiment.runs))
+    if with_ and not algorithms:
+        raise ConfigError(f"--with is for what is trained, and for {name} nothing is")
+    tuned = {
+        name: {key: value for key, value in flat(file).items() if key != "algorithm"}
+        for name, file in files_by_name(with_ or (), algorithms).items()
+    }
+    scales.check_tuned(experiment, size, tuned)
+    cells = scales.cells(experiment, size, number, tuned, **given)
     from rich.console import Console
 
     from feddm.cli.study_display import StudyDisplay
@@ -80,7 +93,7 @@ def paper(
     from feddm.studies import StudyObserver
 
     check_figures()
-    plan = Plan(experiment, size, number, shlex.join(command()))
+    plan = Plan(experiment, size, number, shlex.join(command()), tuned)
     study = out or Path("runs", "paper", size.name, experiment.name)
     console = Console(quiet=quiet or json)
     _announce(console, plan, cells)
@@ -95,9 +108,7 @@ def paper(
 
 
 def _list(json: bool) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from feddm.paper.estimate import listed
     from feddm.paper.scales import SCALES
@@ -107,19 +118,16 @@ def _list(json: bool) -> None:
         print(json_.dumps(rows, indent=2))
         return
     console = Console()
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it shows")
-    table.add_column("place")
-    for scale in SCALES:
-        table.add_column(scale, justify="right", no_wrap=True)
+    # Two lines each: what it shows is too long for a column of a narrow screen.
+    width = max(len(row["name"]) for row in rows)
+    _say(console, f"{'name':<{width}}{''.join(f'{scale:>9}' for scale in SCALES)}  place")
     for row in rows:
-        table.add_row(row["name"], row["shows"], row["place"], *row["estimates"].values())
-    console.print(table, highlight=False, markup=False)
+        times = "".join(f"{time:>9}" for time in row["estimates"].values())
+        _say(console, f"{row['name']:<{width}}{times}  {row['place']}")
+        _say(console, f"  {row['shows']}", style="dim")
     machines = ", ".join(f"{scale.name} on {scale.machine.name}" for scale in SCALES.values())
-    _say(
-        console, f"Estimates are rough, from counted operations and assumed speeds: {machines}."
-    )
+    _say(console, "")
+    _say(console, f"Rough times: {machines}.")
 
 
 def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
@@ -146,12 +154,18 @@ def _show(console: Console, made: Made, study: Path) -> None:
 
     from feddm.paper.tables import WORDS
 
+    titles, lines = made.table.titles, made.table.lines
+    parts = not titles[0]  # the first column names parts of the table: lines of their own
     table = Table(box=None, pad_edge=False)
-    for title in made.table.titles:
+    for title in titles[parts:]:
         words = title in WORDS
         table.add_column(title, justify="left" if words else "right", no_wrap=not words)
-    for line in made.table.lines:
-        table.add_row(*line)
+    part = ""
+    for line in lines:
+        if parts and line[0] != part:
+            part = line[0]
+            table.add_row(part, style="bold")
+        table.add_row(*(["  " + line[1], *line[2:]] if parts else line))
     console.print(table, highlight=False, markup=False)
     for note in made.table.notes:
         _say(console, note)
@@ -160,5 +174,5 @@ def _show(console: Console, made: Made, study: Path) -> None:
     _say(console, f"Everything is in {study}")
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -1,16 +1,16 @@
-"""What `compare`, `tune` and `ablate` share: which runs go together, and how they are shown."""
+"""What commands that make many runs share: which go together, and how they are shown."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddm.cli import options
-from feddm.config import Config
+from feddm.config import ALGORITHMS, Config, load_toml
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +23,31 @@ Out = Annotated[
     Path | None, typer.Option(help="Directory of the study, new or to be continued.")
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds with commas between.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="NAME=FILE", help="A TOML file for one name, as from tune."),
+]
 
 
 def listed_seeds(seeds: str) -> list[int]:
     """Returns the value of ``--seeds``."""
     return options.listed("--seeds", seeds, int, "whole numbers")
+
+
+def files_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the values of ``--with`` by name: what is in each file."""
+    files = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"--with takes NAME=FILE with one of {', '.join(names)}, got {text!r}"
+            )
+        files[name] = load_toml(Path(path))
+        algorithm = files[name].get("algorithm", name)
+        if name in ALGORITHMS and algorithm != name:
+            raise ConfigError(f"{path} is for {algorithm}, so it is no file for {name}")
+    return files
 
 
 def held_out(given: options.Given, validation: float) -> options.Given:

@@ -29,8 +29,8 @@ TITLES = {
 BASELINES = ("fedavg", "fedprox", "fednova", "scaffold")
 UNTUNED = (
     "The paper tunes learning rate and epochs of the baselines, and mu of FedProx, and does "
-    "not say what came out; here they have the values of the scale. `feddm tune` finds better "
-    "ones."
+    "not say what came out; here they have the values of the scale, or of a file that --with "
+    "names, as `feddm tune` writes it."
 )
 NO_NUMBERS = "The paper shows this as curves only: where it has no number, there is none here."
 
@@ -224,7 +224,7 @@ _LIST = (
     ),
     Experiment(
         "noise",
-        "all methods with noise of sigma 1, 3 and 5: the paper's, and ours with a guarantee",
+        "all methods with noise, sigma 1, 3, 5: the paper's, and ours with a guarantee",
         "Figures 3 and 10, Section 4.4",
         (
             _run("feddm", panel="CIFAR10, no noise"),
@@ -315,7 +315,8 @@ def find(name: str) -> Experiment:
     """Returns the experiment of this name, or says which there are."""
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
-    close = difflib.get_close_matches(name, EXPERIMENTS, n=3)
+    begun = [known for known in EXPERIMENTS if known.startswith(name)]
+    close = begun or difflib.get_close_matches(name, EXPERIMENTS, n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ConfigError(
         f"the paper has no table or figure named {name!r}; {hint}`feddm paper list` shows all"

@@ -11,36 +11,48 @@ What is trained is a study as well, with its cells, study.json and table.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from feddm.bench import processor
 from feddm.build import build_dataset
 from feddm.comparison import summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
-from feddm.paper.experiments import Experiment
+from feddm.paper.experiments import TITLES, Experiment
+from feddm.paper.pages import page
 from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
-from feddm.paper.scales import Scale, scaled_down
-from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv, to_markdown
+from feddm.paper.scales import Scale, Tuned, scaled_down
+from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv
 from feddm.results import finite
 from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which experiment is made how, and by which command."""
+    """Which experiment is made how, and by which command.
+
+    Args:
+        experiment: What is made.
+        scale: How large.
+        seeds: How many.
+        command: As it was typed.
+        tuned: Settings of a user, by algorithm.
+    """
 
     experiment: Experiment
     scale: Scale
     seeds: int
     command: str
+    tuned: Tuned = field(default_factory=dict)
 
     @property
     def stand_in(self) -> str:
@@ -50,12 +62,19 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know whatever comes out."""
+        tuned = tuple(
+            f"{TITLES[algorithm]} has settings of its own, where they are used: "
+            + ", ".join(f"{key} {value}" for key, value in settings.items())
+            + "."
+            for algorithm, settings in self.tuned.items()
+        )
         if not self.stand_in or self.experiment.kind == "surrogate":
-            return self.experiment.notes
+            return (*self.experiment.notes, *tuned)
         return (
             f"The embedded {self.stand_in} stand in for the paper's data: this shows that "
             "everything works, and its numbers mean nothing beside the paper's.",
             *self.experiment.notes,
+            *tuned,
         )
 
     @property
@@ -63,7 +82,7 @@ class Plan:
         """Where it differs from the paper, setting by setting."""
         if self.experiment.kind == "cost":
             return [f"{key} {value}" for key, value in self.scale.cost.items()]
-        return scaled_down(self.experiment, self.scale, self.seeds)
+        return scaled_down(self.experiment, self.scale, self.seeds, self.tuned)
 
 
 @dataclass(frozen=True)
@@ -98,15 +117,15 @@ def make(
         options: Of the command line, for what is made without runs.
     """
     experiment = plan.experiment
-    _check_directory(study)
+    _check_directory(study, experiment)
+    if not experiment.runs:
+        study.mkdir(parents=True, exist_ok=True)
     if experiment.kind == "surrogate":
         example = surrogate.example()
-        table = minimisers(example)
-        what = write_table(study, plan, table)
-        return Made(table, what, draw_example(study, example))
+        return _written(study, plan, minimisers(example), draw_example(study, example))
     if experiment.kind == "cost":
-        table = sizes(cost.counts(plan.scale, plan.seeds, **options), plan.stand_in)
-        return Made(table, write_table(study, plan, table), [])
+        counted = cost.counts(plan.scale, plan.seeds, **options)
+        return _written(study, plan, sizes(counted, plan.stand_in), [])
     others = [file.parent for file in sorted(study.parent.glob("*/paper.json"))]
     for name, place in adopt(cells, study, others).items():
         observer.notice(f"{name} is taken from {place}, where the same was run")
@@ -114,19 +133,24 @@ def make(
     results = run_cells(cells, study, observer)
     settings = {run.name: dict(run.settings) for run in experiment.runs}
     write_results(study, cells, summarize(results, ()), shlex.split(plan.command), settings)
-    table = accuracies(experiment, results, plan.stand_in)
-    what = write_table(study, plan, table)
     pictures = draw_runs(study, experiment, results)
     if experiment.kind == "images":
         pictures += draw_synthetic(study, experiment)
-    return Made(table, what, pictures)
+    return _written(study, plan, accuracies(experiment, results, plan.stand_in), pictures)
 
 
-def _check_directory(study: Path) -> None:
+def _check_directory(study: Path, experiment: Experiment) -> None:
     """Raises an error if something else is there."""
-    ours = (study / "paper.json").exists() or (study / "cells").is_dir()
-    if study.is_dir() and any(study.iterdir()) and not ours:
-        raise RunDirectoryError(f"{study} is not empty; choose another with --out")
+    if not study.is_dir() or not any(study.iterdir()):
+        return
+    file = study / "paper.json"
+    if file.exists():
+        ours = json.loads(file.read_text(encoding="utf-8"))["experiment"] == experiment.name
+    else:  # it was interrupted before anything came out
+        cells = {path.name.rpartition("-seed")[0] for path in study.glob("cells/*")}
+        ours = bool(cells) and cells <= {run.name for run in experiment.runs}
+    if not ours:
+        raise RunDirectoryError(f"{study} holds something else; choose another with --out")
 
 
 def _check_data(cells: Sequence[Cell], study: Path) -> None:
@@ -138,8 +162,8 @@ def _check_data(cells: Sequence[Cell], study: Path) -> None:
         build_dataset(data)
 
 
-def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:
-    """Writes the table as Markdown, CSV and JSON, and returns what is in the last."""
+def _written(study: Path, plan: Plan, table: Table, pictures: list[Path]) -> Made:
+    """Writes the table as Markdown, CSV and JSON, with all that was made beside it."""
     what = {
         "experiment": plan.experiment.name,
         "shows": plan.experiment.shows,
@@ -149,49 +173,41 @@ def write_table(study: Path, plan: Plan, table: Table) -> dict[str, Any]:
         "command": plan.command,
         "versions": {"feddm": version("feddm"), "torch": torch.__version__},
         "commit": commit(),
+        "machine": _machine(),
         "scaled_down": plan.scaled_down,
         "notes": [*plan.notes, *table.notes],
         "settings": {run.name: dict(run.settings) for run in plan.experiment.runs},
+        "titles": table.titles,
+        "lines": table.lines,
         "rows": finite(table.records),
+        "pictures": [path.name for path in pictures if path.suffix == ".png"],
     }
-    study.mkdir(parents=True, exist_ok=True)
     write(study / "paper.json", json.dumps(what, indent=2, allow_nan=False) + "\n")
     write(study / "paper.csv", to_csv(table.records))
-    write(study / "paper.md", page(plan, table, what))
-    return what
+    write(study / "paper.md", page(what))
+    return Made(table, what, pictures)
 
 
-def page(plan: Plan, table: Table, what: Mapping[str, Any]) -> str:
-    """Returns a page about the experiment."""
-    notes = "".join(f"- {note}\n" for note in what["notes"])
-    changes = "".join(f"- `{change}`\n" for change in plan.scaled_down) or "- nothing\n"
-    made = f"feddm {what['versions']['feddm']}"
-    made += f" (commit {what['commit']})" if what["commit"] else ""
-    kept = (
-        " Every setting of a run is in its `cells/*/config.toml`."
-        if plan.experiment.runs
-        else ""
-    )
-    return (
-        f"# {plan.experiment.place}: {plan.experiment.shows}\n\n    {plan.command}\n\n"
-        f"{to_markdown(table)}\n{notes}\n"
-        f"Scaled down against the paper (scale {plan.scale.name}):\n\n{changes}\n"
-        f"Seeds {', '.join(map(str, what['seeds']))}; {made}, torch "
-        f"{what['versions']['torch']}.{kept}\n"
-    )
+def _machine() -> str:
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    used = torch.backends.cpu.get_cpu_capability()
+    return f"{processor()}, {os.cpu_count()} cores ({used}){gpu}"
 
 
 def commit() -> str:
     """Returns the commit that this code is at, if it is run from a repository of its own."""
-    here = Path(__file__)
+    package = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        said = subprocess.run(
+            ["git", *words], cwd=package, capture_output=True, text=True, check=True
+        )
+        return said.stdout.strip()
+
     try:
-        for command in (
-            ["ls-files", "--error-unmatch", here.name],
-            ["describe", "--always", "--dirty", "--exclude", "*"],
-        ):
-            said = subprocess.run(
-                ["git", *command], cwd=here.parent, capture_output=True, text=True, check=True
-            )
+        git("ls-files", "--error-unmatch", __file__)
+        # What is new in the docs changes no result.
+        changed = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return said.stdout.strip()

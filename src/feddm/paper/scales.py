@@ -11,7 +11,7 @@ from typing import Any
 
 from feddm.config import Config, flat, resolve
 from feddm.errors import ConfigError
-from feddm.paper.experiments import Experiment, Run
+from feddm.paper.experiments import BASELINES, Experiment, Run
 from feddm.privacy_rules import unused
 from feddm.studies import Cell
 
@@ -137,6 +137,8 @@ _LIST = (
 SCALES = {scale.name: scale for scale in _LIST}
 FULL = SCALES["full"]
 IGNORED = ("preset", "augmentation.", "runtime.")  # where a difference is none of size
+# What all methods must have in common.
+FIXED = ("data.", "partition.", "model.", "rounds", "participation", "privacy.", "seed")
 
 
 def find(name: str) -> Scale:
@@ -146,28 +148,33 @@ def find(name: str) -> Scale:
     return SCALES[name]
 
 
-def configuration(run: Run, scale: Scale, seed: int = 0, **options: Any) -> Config:
+Tuned = Mapping[str, Mapping[str, Any]]  # algorithm -> settings of a user, by dotted keys
+
+
+def configuration(
+    run: Run, scale: Scale, seed: int = 0, tuned: Tuned | None = None, **options: Any
+) -> Config:
     """Returns the configuration of a run at a scale.
 
     Args:
         run: What is run.
         scale: How large.
         seed: Its seed.
+        tuned: Settings over those of the scale; those that do nothing here are left out.
         options: Of the command line, as workers and the folder of the data.
     """
     algorithm = run.settings["algorithm"]
     mechanism = run.settings.get("privacy.mechanism", "none")
-    over = {
+    of_scale = {
         **scale.settings,
         **scale.models.get(run.settings.get("model.name", ""), {}),
         **scale.algorithms.get(algorithm, {}),
     }
+    if mechanism == "none":
+        of_scale = {k: v for k, v in of_scale.items() if not k.startswith("privacy.")}
     idle = unused(algorithm, mechanism)
-    over = {
-        key: value
-        for key, value in over.items()
-        if key not in idle and (mechanism != "none" or not key.startswith("privacy."))
-    }
+    over = {**of_scale, **(tuned or {}).get(algorithm, {})}
+    over = {key: value for key, value in over.items() if key not in idle}
     settings = {**run.settings, **over, "seed": seed}
     return resolve(preset=scale.preset, options={**scale.options, **options}, settings=settings)
 
@@ -179,24 +186,49 @@ def usual_seeds(experiment: Experiment, scale: Scale) -> int:
     return scale.seeds if experiment.runs else 1
 
 
-def cells(experiment: Experiment, scale: Scale, seeds: int, **options: Any) -> list[Cell]:
+def cells(
+    experiment: Experiment,
+    scale: Scale,
+    seeds: int,
+    tuned: Tuned | None = None,
+    **options: Any,
+) -> list[Cell]:
     """Returns all that is run for an experiment, seed by seed."""
     return [
-        Cell(run.name, seed, configuration(run, scale, seed, **options))
+        Cell(run.name, seed, configuration(run, scale, seed, tuned, **options))
         for seed in range(seeds)
         for run in experiment.runs
     ]
 
 
-def scaled_down(experiment: Experiment, scale: Scale, seeds: int) -> list[str]:
-    """Returns where a scale differs from the paper, setting by setting."""
+def check_tuned(experiment: Experiment, scale: Scale, tuned: Tuned) -> None:
+    """Raises `ConfigError` if a file changes what an experiment is about."""
+    for run in experiment.runs:
+        plain, changed = (
+            flat(configuration(run, scale, tuned=each).model_dump()) for each in (None, tuned)
+        )
+        for key, value in changed.items():
+            if value != plain[key] and (key in run.settings or key.startswith(FIXED)):
+                raise ConfigError(
+                    f"--with cannot set {key} of {run.settings['algorithm']}: "
+                    f"{experiment.name} has {plain[key]}"
+                )
+
+
+def scaled_down(
+    experiment: Experiment, scale: Scale, seeds: int, tuned: Tuned | None = None
+) -> list[str]:
+    """Returns where a scale, and what a user tuned, differ from the paper, by setting."""
     if not experiment.runs:
         return []
     pairs: dict[str, dict[str, None]] = {}
     for run in experiment.runs:
-        full, here = (flat(configuration(run, one).model_dump()) for one in (FULL, scale))
+        full = flat(configuration(run, FULL).model_dump())
+        here = flat(configuration(run, scale, tuned=tuned).model_dump())
+        algorithm = run.settings["algorithm"]
+        idle = ("synthesis.", "server.") if algorithm in BASELINES else ("local.",)
         for key, value in full.items():
-            if value != here[key] and not key.startswith(IGNORED):
+            if value != here[key] and not key.startswith((*IGNORED, *idle)):
                 pairs.setdefault(key, {})[f"{value} -> {here[key]}"] = None
     changes = [f"{key} {', '.join(values)}" for key, values in pairs.items()]
     return [*changes, *([f"seeds {FULL.seeds} -> {seeds}"] if seeds != FULL.seeds else [])]

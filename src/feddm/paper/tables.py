@@ -161,11 +161,10 @@ def minimisers(example: Example) -> Table:
     return Table(["minimum of", "w", "distance", "objective there"], lines, records, notes)
 
 
-def to_markdown(table: Table) -> str:
-    """Returns the table in Markdown."""
-    marks = ["---" if title in WORDS else "---:" for title in table.titles]
-    lines = [table.titles, marks, *table.lines]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def to_markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    marks = ["---" if title in WORDS else "---:" for title in titles]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (titles, marks, *lines))
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:

@@ -77,7 +77,10 @@ def curves(method: Method) -> dict[str, Any]:
         "accuracy": [each.accuracy for each in rounds],
         "lowest": [each.lowest for each in rounds],
         "highest": [each.highest for each in rounds],
-        "sent": {unit: [each.sent[unit] for each in rounds] for unit in ("bytes", "floats")},
+        "sent": {
+            "bytes": [each.sent["bytes"] for each in rounds],
+            "floats": [each.sent["floats"] for each in rounds] if in_floats(method) else None,
+        },
         "up": [each.bytes_up for each in rounds],
         "down": [each.bytes_down for each in rounds],
         "clients": None if method.private else [each.client_seconds for each in rounds],
@@ -85,6 +88,15 @@ def curves(method: Method) -> dict[str, Any]:
         "epsilon": epsilons(method),
         "budget": method.config.privacy.epsilon,
     }
+
+
+def in_floats(method: Method) -> bool:
+    """Returns whether clients send floats, so that their number says how much it is.
+
+    Of coded images the floats are the few numbers that it takes to decode them.
+    """
+    sent = mean_rounds(method)[-1].sent
+    return 4 * sent["floats"] >= sent["bytes"] / 2
 
 
 def epsilons(method: Method) -> list[float]:

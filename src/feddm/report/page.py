@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 
 from feddm.comparison import guarantees
 from feddm.report import summary
-from feddm.report.means import curves, epsilons, outcome, to_csv
+from feddm.report.means import curves, epsilons, in_floats, outcome, to_csv
 from feddm.report.pictures import TILES_IN_A_ROW, Partition, Sheet
 from feddm.report.runs import Method
 from feddm.results import finite
@@ -63,6 +63,8 @@ def html(report: Report) -> str:
         columns=summary.columns(methods),
         several=len(methods) > 1,
         many_seeds=any(len(method.runs) > 1 for method in methods),
+        floats=[method.name for method in methods if in_floats(method)],
+        coded=[method.name for method in methods if not in_floats(method)],
         private=[summary.promise(method) for method in methods if method.private],
         guarantees=guarantees([outcome(method) for method in methods]),
         spent=any(epsilons(method) for method in methods),

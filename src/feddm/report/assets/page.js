@@ -30,18 +30,19 @@
     return `${+value.toPrecision(3)} ${units.at(-1)[1]}`.trim();
   };
   const asBytes = value => scaled(value, [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
-  const asFloats = value => scaled(value, [[1e9, "billion"], [1e6, "million"], [1e3, "thousand"], [1, ""]]);
+  const asFloats = value => scaled(value, [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]]);
   const asTime = value => scaled(value, [[3600, "h"], [60, "min"], [1, "s"]]);
   const shown = () => methods.map((method, number) => [method, number]).filter(([, number]) => !hidden.has(number));
   const percent = values => values.map(value => value === null ? null : 100 * value);
 
-  // A log axis gets a label at 1, 2 and 5 of each decade if it is short, and at each decade if not.
+  // A log axis gets the more labels in a decade the fewer decades it has.
   const ticks = (values, log, text, size = 1) => {
     const known = values.filter(value => value > 0);
     if (!known.length) return {};
     const low = Math.min(...known), high = Math.max(...known), at = [];
     if (log) {
-      const steps = high / low > 300 ? [1] : high / low > 12 ? [1, 3] : [1, 2, 5];
+      const reach = high / low;
+      const steps = reach > 300 ? [1] : reach > 12 ? [1, 3] : reach > 4 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 6, 8];
       for (let e = Math.floor(Math.log10(low)) - 1; e <= Math.ceil(Math.log10(high)); e++)
         for (const step of steps) at.push(step * 10 ** e);
     } else {
@@ -73,7 +74,7 @@
   };
 
   // Of each method its mean as a line, and behind it the band of its seeds.
-  const lines = (x, y, text) => shown().flatMap(([method, number]) => {
+  const lines = (rows, x, y, text) => rows.flatMap(([method, number]) => {
     const xs = x(method), style = { color: color(number), width: 2.25, dash: dash(number) };
     const mean = {
       type: "scatter", mode: xs.length > 40 ? "lines" : "lines+markers", x: xs, y: y(method), name: plain(method.label),
@@ -98,17 +99,20 @@
 
   const figures = {
     accuracy: () => [
-      lines(method => method.rounds, method => percent(method.accuracy), accuracyText),
+      lines(shown(), method => method.rounds, method => percent(method.accuracy), accuracyText),
       layout({ hovermode: "x unified", xaxis: { title: "round", ...wholeRounds() }, yaxis: { ticksuffix: " %" } }),
     ],
     sent: () => {
       const { unit, scale } = chosen.sent;
       const text = unit === "bytes" ? asBytes : asFloats;
-      const all = shown().flatMap(([method]) => method.sent[unit]);
+      const rows = shown().filter(([method]) => method.sent[unit]);
+      const all = rows.flatMap(([method]) => method.sent[unit]);
+      const coded = document.getElementById("coded");
+      if (coded) coded.hidden = unit !== "floats";
       const hover = method => accuracyText(method).map((accuracy, i) =>
-        `${accuracy}<br>round ${method.rounds[i]}, ${text(method.sent[unit][i])} sent`);
+        `${accuracy}<br>round ${method.rounds[i]}, ${text(method.sent[unit][i])}${unit === "floats" ? " floats" : ""} sent`);
       return [
-        lines(method => method.sent[unit], method => percent(method.accuracy), hover),
+        lines(rows, method => method.sent[unit], method => percent(method.accuracy), hover),
         layout({
           hovermode: "closest", yaxis: { ticksuffix: " %" },
           xaxis: { title: `${unit} sent by all clients until then`, type: scale, ...ticks(all, scale === "log", text), ...(scale === "linear" ? { rangemode: "tozero" } : {}) },

@@ -1,0 +1,49 @@
+"""What came out of an experiment as a page, made from its ``paper.json`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feddm.paper.tables import to_markdown
+
+
+def page(what: Mapping[str, Any]) -> str:
+    """Returns the page that lies beside the pictures, with what made it."""
+    made = f"feddm {what['versions']['feddm']}"
+    made += f" (commit {what['commit']})" if what["commit"] else ""
+    kept = (
+        " Every setting of a run is in its `cells/*/config.toml`." if what["settings"] else ""
+    )
+    return (
+        f"# {what['place']}: {what['shows']}\n\n{section(what, what['pictures'])}\n"
+        f"{seeds(what)}; {made}, torch "
+        f"{what['versions']['torch']}, {what['machine']}.{kept}\n"
+    )
+
+
+def section(what: Mapping[str, Any], pictures: Sequence[str]) -> str:
+    """Returns the command, the table, the pictures, and what a reader must know of them.
+
+    Args:
+        what: The content of ``paper.json``.
+        pictures: Where its pictures are, seen from the page.
+    """
+    drawn = "".join(f"![{what['shows']}]({picture})\n" for picture in pictures)
+    changes = ", ".join(f"`{change}`" for change in what["scaled_down"]) or "nothing"
+    return (
+        f"    {what['command']}\n\n{to_markdown(what['titles'], what['lines'])}\n"
+        + (f"{drawn}\n" if drawn else "")
+        + "".join(f"- {note}\n" for note in what["notes"])
+        + f"\nScaled down against the paper (scale {what['scale']}): {changes}.\n"
+    )
+
+
+def seeds(what: Mapping[str, Any]) -> str:
+    """Returns the seeds in words.
+
+    >>> seeds({"seeds": [0]}), seeds({"seeds": [0, 1, 2]})
+    ('Seed 0', 'Seeds 0 to 2')
+    """
+    first, last = what["seeds"][0], what["seeds"][-1]
+    return f"Seed {first}" if first == last else f"Seeds {first} to {last}"
