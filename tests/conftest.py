@@ -19,3 +19,12 @@ def home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_DATA_HOME", str(home / "data"))
         patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
         yield
+
+
+@pytest.fixture
+def inside_an_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower makes messages in its own processes alone, and takes this for one of them."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)

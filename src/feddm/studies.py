@@ -26,7 +26,7 @@ from feddm.api import Observer, execute, resume
 from feddm.build import check
 from feddm.comparison import Row, to_csv, to_json, to_markdown
 from feddm.config import Config, nested
-from feddm.errors import EmptyRoundError, RunDirectoryError, UploadError
+from feddm.errors import EmptyRoundError, LostClientsError, RunDirectoryError
 from feddm.federation import RoundRecord
 from feddm.rundir import RunDirectory
 
@@ -74,7 +74,7 @@ def run_cells(
         records: Sequence[RoundRecord] = ()
         try:
             records = _run(cell, cell.directory(study), observer)
-        except (UploadError, EmptyRoundError) as error:
+        except (LostClientsError, EmptyRoundError) as error:
             # It would fail again in the same way; the others go on.
             observer.notice(f"{cell.name} seed {cell.seed} failed: {error}")
         observer.ended(cell, records)
