@@ -179,7 +179,7 @@ def test_a_cell_that_diverges_does_not_end_the_study(tmp_path: Path) -> None:
         results = run_cells(cells, tmp_path, watching)
         assert list(results["fedavg"]) == [()]
         assert len(results["real"][0]) == 1
-        assert any("fedavg seed 0 failed: client" in line for line in watching.log)
+        assert any("fedavg seed 0 failed: round 1: client" in line for line in watching.log)
 
 
 def test_a_killed_cell_finds_data_that_were_moved(

@@ -131,6 +131,15 @@ def test_two_nodes_cannot_be_one_client() -> None:
     assert outcomes[1] == Loss(1, "no node; others were refused: another node is client 0, too")
 
 
+def test_a_client_that_does_not_want_is_not_waited_for() -> None:
+    notices: list[str] = []
+    grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: wire.to_error("no!", 2)})
+    patient = Patience(nodes=3600, reply=3600, poll=0.01)
+    clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
+    assert ran(clients)[2] == Loss(2, "no!")
+    assert notices == ["client 2 does not take part: no!"]
+
+
 def test_a_node_that_comes_back_is_asked_again() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
     clients = engine(grid)

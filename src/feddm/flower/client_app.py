@@ -73,12 +73,12 @@ def _answer(
         private = job.config.privacy.mechanism != "none"
         return do(Node(settings, load), job)
     except (BudgetError, ConfigError, LedgerError) as error:
-        return wire.to_error(str(error))
+        told = str(error)
     except Exception as error:
-        if isinstance(error, FedDMError) and not private:
-            return wire.to_error(str(error))
-        told = _written_down(settings)
-    return wire.to_error(told)
+        told = str(error)
+        if private or not isinstance(error, FedDMError):
+            told = _written_down(settings)
+    return wire.to_error(told, None if settings is None else settings.client)
 
 
 def _written_down(settings: Settings | None) -> str:

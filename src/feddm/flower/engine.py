@@ -22,6 +22,7 @@ from feddm.errors import EngineError, FedDMError, UploadError
 from feddm.federation import Judgement, SiteRecord
 from feddm.flower import wire
 from feddm.flower.node import Job
+from feddm.flower.wire import RefusedError
 from feddm.tensors import Records, Tensors
 
 Answer = TypeVar("Answer")
@@ -77,7 +78,7 @@ class OnFlower:
         self._patience = patience
         self._notice = notice
         self._nodes: dict[int, int] = {}  # client -> node
-        self._refused: dict[int, str] = {}  # node -> why
+        self._refused: dict[int, RefusedError] = {}  # node -> why
         self._pending: dict[int, Records] = {}
 
     def __enter__(self) -> Self:
@@ -98,7 +99,7 @@ class OnFlower:
         self._find_nodes(set(waiting))
         for client in [client for client in waiting if client not in self._nodes]:
             del waiting[client]
-            yield Loss(client, self._why_missing())
+            yield Loss(client, self._why_missing(client))
         if not waiting:
             return
         first = next(iter(waiting.values()))
@@ -150,7 +151,9 @@ class OnFlower:
             new = there - set(self._nodes.values()) - set(self._refused)
             if new:
                 self._greet(new, deadline)
-            if clients <= set(self._nodes) or time.monotonic() >= deadline:
+            if clients <= set(self._nodes) | set(self._declined()):
+                return
+            if time.monotonic() >= deadline:
                 return
             time.sleep(self._patience.poll)
 
@@ -162,22 +165,32 @@ class OnFlower:
         for node, reply in self._replies(messages, deadline):
             try:
                 client = wire.from_hello(content_of(reply))
-            except (FedDMError, KeyError, ValueError) as error:
-                self._refuse(node, str(error))
-                continue
-            if client in self._nodes:
-                self._refuse(node, f"another node is client {client}, too")
-            else:
+                if client in self._nodes:
+                    raise RefusedError(f"another node is client {client}, too", None)
                 self._nodes[client] = node
+            except RefusedError as error:
+                self._refuse(node, error)
+            except (FedDMError, KeyError, ValueError) as error:
+                self._refuse(node, RefusedError(str(error), None))
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse(self, node: int, why: RefusedError) -> None:
         self._refused[node] = why
-        self._notice(f"a node does not take part: {why}")
+        who = "a node" if why.client is None else f"client {why.client}"
+        self._notice(f"{who} does not take part: {why}")
 
-    def _why_missing(self) -> str:
-        if not self._refused:
+    def _declined(self) -> dict[int, str]:
+        """Returns the clients whose nodes are there and do not take part, and why."""
+        return {
+            why.client: str(why) for why in self._refused.values() if why.client is not None
+        }
+
+    def _why_missing(self, client: int) -> str:
+        if client in self._declined():
+            return self._declined()[client]
+        strangers = sorted(str(why) for why in self._refused.values() if why.client is None)
+        if not strangers:
             return f"no node within {self._patience.nodes:g} s"
-        return f"no node; others were refused: {'; '.join(sorted(self._refused.values()))}"
+        return f"no node; others were refused: {'; '.join(strangers)}"
 
     def _job(self, number: int = 0, memory: int = 0) -> Job:
         return Job(self._federation, self._config, self._compiled, number, memory)

@@ -16,18 +16,20 @@ from feddm import durable
 DAYS = 30
 
 
-def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Makes a new authority and a certificate of it for this machine alone.
+def certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """Returns an authority and a certificate of it for this machine alone; makes new ones.
 
     The authority's own key is not kept: nothing else will ever be signed by it.
 
     Returns:
         The files of the authority's certificate, the server's certificate and its key.
     """
+    files = folder / "ca.crt", folder / "server.crt", folder / "server.key"
+    if all(file.exists() for file in files):
+        return files
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _certificate("feddm on this machine", authority_key, None, authority_key)
     server = _certificate("localhost", server_key, authority, authority_key)
-    files = folder / "ca.crt", folder / "server.crt", folder / "server.key"
     pem = serialization.Encoding.PEM
     durable.write(files[0], authority.public_bytes(pem))
     durable.write(files[1], server.public_bytes(pem))

@@ -26,7 +26,7 @@ from feddm import durable
 from feddm.errors import EngineError
 from feddm.federation import RoundRecord
 from feddm.flower.app import app_folder
-from feddm.flower.keys import make_certificates, make_node_key
+from feddm.flower.keys import certificates, make_node_key
 from feddm.flower.runner import Link, command_of, free_port
 from feddm.rundir import RunDirectory
 
@@ -60,7 +60,7 @@ class Loopback:
 
     def __enter__(self) -> Self:
         try:
-            self._start_superlink()
+            self.start_superlink()
         except BaseException:
             self.close()
             raise
@@ -74,7 +74,8 @@ class Loopback:
     ) -> None:
         self.close()
 
-    def _start_superlink(self) -> None:
+    def start_superlink(self) -> None:
+        """Starts the SuperLink; one that was here before is known to its nodes again."""
         with durable.explained(EngineError, self.folder):
             durable.make_private(self.folder)
             home = self.folder / "flwr"
@@ -84,7 +85,7 @@ class Loopback:
             security = ["--insecure", *(["--simulation"] if self.simulated else [])]
             connection["insecure"] = True
         else:
-            authority, certificate, key = make_certificates(self.folder)
+            authority, certificate, key = certificates(self.folder)
             self._authority = authority
             connection["root-certificates"] = str(authority)
             security = [

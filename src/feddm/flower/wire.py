@@ -175,13 +175,29 @@ def from_hello(content: RecordDict) -> int:
     return _count(answer(content)["client"], "client")
 
 
-def to_error(reason: str) -> RecordDict:
+class RefusedError(EngineError):
+    """A node says why it does not do what it was asked.
+
+    Args:
+        reason: Its words.
+        client: Which client it is, if it says so.
+    """
+
+    def __init__(self, reason: str, client: int | None) -> None:
+        super().__init__(reason)
+        self.client = client
+
+
+def to_error(reason: str, client: int | None = None) -> RecordDict:
     """Returns the content of a message that says why there is no other."""
-    return RecordDict({ABOUT: ConfigRecord({"error": reason})})
+    about: dict[str, ConfigRecordValues] = {"error": reason}
+    if client is not None:
+        about["client"] = client
+    return RecordDict({ABOUT: ConfigRecord(about)})
 
 
 def answer(content: RecordDict, client: int | None = None) -> Mapping[str, Any]:
-    """Returns what an answer says of itself; an `EngineError` if it is a refusal.
+    """Returns what an answer says of itself; a `RefusedError` if it is one.
 
     Args:
         content: Of the message.
@@ -189,7 +205,8 @@ def answer(content: RecordDict, client: int | None = None) -> Mapping[str, Any]:
     """
     about = _about(content)
     if "error" in about:
-        raise EngineError(_one_line(str(about["error"])))
+        who = about.get("client")
+        raise RefusedError(_one_line(str(about["error"])), who if type(who) is int else None)
     if client is not None and about.get("client") != client:
         raise UploadError(f"the answer is of client {about.get('client')!r}")
     return about

@@ -1,0 +1,247 @@
+"""A whole deployment on this machine: a SuperLink, nodes, encryption and keys.
+
+Everything listens on free ports of 127.0.0.1, and is ended by its process id.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddm.api import Observer, execute
+from feddm.config import Config, resolve
+from feddm.errors import EngineError
+from feddm.federation import RoundRecord
+from feddm.flower.keys import certificates, make_node_key
+from feddm.flower.loopback import NAME, Loopback
+from feddm.flower.runner import APP, Link, command_of, free_port
+from feddm.rundir import RunDirectory
+from tiny import SETTINGS, wait_until
+
+CLIENTS = 2
+PATIENT = 300  # seconds for what takes a few on an idle machine
+
+
+def config(algorithm: str, rounds: int = 3, **settings: Any) -> Config:
+    return resolve(
+        options={"algorithm": algorithm, "clients": CLIENTS, "rounds": rounds, "workers": 1},
+        settings={**SETTINGS, **settings},
+    )
+
+
+def finished(
+    loopback: Loopback, config: Config, out: Path, **options: str | int
+) -> list[RoundRecord]:
+    """Runs it there, and returns its rounds."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.with_suffix(".toml")
+    file.write_text(config.to_toml())
+    run = loopback.run_app({"config": str(file), "out": str(out), **options})
+    return list(loopback.rounds(run, out))
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    """Whether two runs have the same model, and the same accuracies on the way."""
+    models = [(run / "model.safetensors").read_bytes() for run in (one, other)]
+    records = [RunDirectory.open(run).records() for run in (one, other)]
+    accuracies = [[(r.accuracy, r.loss, r.bytes_up) for r in rounds] for rounds in records]
+    return models[0] == models[1] and accuracies[0] == accuracies[1]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    with Loopback(tmp_path_factory.mktemp("deployment")) as loopback:
+        for client in range(CLIENTS):
+            loopback.link(client)
+            restarted(loopback, client)
+        yield loopback
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    with Loopback(tmp_path_factory.mktemp("simulation"), simulated=CLIENTS) as loopback:
+        yield loopback
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddm"])
+def test_in_process_is_simulation_is_deployment(
+    algorithm: str, deployment: Loopback, simulation: Loopback, tmp_path: Path
+) -> None:
+    ours = config(algorithm)
+    execute(ours, tmp_path / "here", Observer())
+    for name, loopback in (("deployed", deployment), ("simulated", simulation)):
+        records = finished(loopback, ours, tmp_path / name)
+        assert [len(record.clients) for record in records] == [CLIENTS] * 3
+        assert same_bits(tmp_path / name, tmp_path / "here"), name
+
+
+class TestWhoMayCome:
+    """Refused are an unregistered key, no key, no encryption, and another authority."""
+
+    def test_with_a_registered_key(self, deployment: Loopback) -> None:
+        online = [
+            node
+            for node in deployment.flwr("supernode", "list", NAME)["nodes"]
+            if node["status"] == "online"
+        ]
+        assert len(online) == CLIENTS
+
+    @pytest.mark.parametrize("stranger", ["other-key", "no-key", "plain", "other-authority"])
+    def test_without(self, stranger: str, deployment: Loopback, tmp_path: Path) -> None:
+        authority = deployment.folder / "ca.crt"
+        known = deployment.folder / "node0"
+        key, _ = make_node_key(tmp_path / "key")
+        link = {
+            "other-key": Link(deployment.address, authority, key),
+            "no-key": Link(deployment.address, authority),
+            "plain": Link(deployment.address, insecure=True),
+            "other-authority": Link(deployment.address, certificates(tmp_path)[0], known),
+        }[stranger]
+        port = str(free_port())
+        done = subprocess.run(
+            [
+                *(command_of("flower-supernode"), *link.options, "--max-retries", "1"),
+                *("--isolation", "process", "--port", port),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PATIENT,
+        )
+        assert done.returncode != 0
+        assert "SuperNode ID" not in done.stdout + done.stderr  # which it gets when let in
+
+
+def test_a_node_runs_no_other_app(deployment: Loopback, tmp_path: Path) -> None:
+    """The server sends a program that would leave a file behind; no node runs it."""
+    app = tmp_path / "evil"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(EVIL)
+    (app / "evil.py").write_text(EVIL_CODE)
+    out = tmp_path / "traces"
+    out.mkdir()
+    run = deployment.run_app({"out": str(out)}, app)
+    wait_until(lambda: deployment.status(run).startswith("finished"), PATIENT)
+    said = (out / "server").read_text()
+    assert said == f"this node runs {APP} alone, as it is installed here"
+    assert not (out / "client").exists()
+
+
+EVIL = """\
+[project]
+name = "evil"
+version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "feddm"
+
+[tool.flwr.app.components]
+serverapp = "evil:server"
+clientapp = "evil:client"
+
+[tool.flwr.app.config]
+out = ""
+"""
+
+EVIL_CODE = '''\
+"""Asks a node to write a file."""
+
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+
+@client.train()
+def train(message, context):
+    Path(context.run_config["out"], "client").touch()
+    return Message(RecordDict(), reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    node = next(iter(grid.get_node_ids()))
+    content = RecordDict({"x": ConfigRecord({"out": context.run_config["out"]})})
+    (reply,) = grid.send_and_receive([Message(content, node, "train")], timeout=120)
+    said = reply.error.reason if reply.has_error() else reply.content["feddm"]["error"]
+    Path(context.run_config["out"], "server").write_text(said)
+'''
+
+
+def test_a_node_refuses_what_its_policy_does_not_allow(
+    deployment: Loopback, tmp_path: Path
+) -> None:
+    """The second node gets a policy of its machine: nothing leaves it without noise."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('mechanisms = ["features"]\n')
+    restarted(deployment, 1, FEDDM_POLICY=str(policy))
+    with pytest.raises(EngineError, match="client 1: a client takes part in features"):
+        finished(deployment, config("fedavg"), tmp_path / "all")
+    records = finished(deployment, config("fedavg", rounds=1, min_clients=1), tmp_path / "rest")
+    assert [client.client for client in records[0].clients] == [0]
+    (loss,) = records[0].losses
+    assert (loss.client, "takes part in features alone" in loss.reason) == (1, True)
+    restarted(deployment, 1)
+
+
+def restarted(deployment: Loopback, client: int, **environment: str) -> None:
+    """Starts the node of a client, anew if it is there, and waits until it is ready."""
+    log = deployment.folder / f"node{client}.log"
+    before = log.read_text().count("ready") if log.exists() else 0
+    if f"node{client}" in deployment.processes:
+        deployment.end(f"node{client}")
+    key = deployment.folder / f"node{client}"
+    deployment.environment = environment
+    deployment.start_node(client, Link(deployment.address, deployment.folder / "ca.crt", key))
+    deployment.environment = {}
+    wait_until(lambda: log.read_text().count("ready") > before, PATIENT)
+
+
+def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
+    deployment: Loopback, tmp_path: Path
+) -> None:
+    slow = config("fedavg", rounds=2, min_clients=1, **{"local.epochs": 3000})
+    log = deployment.folder / "node1.log"
+    before = log.read_text().count("train begun")
+    file = tmp_path / "slow.toml"
+    file.write_text(slow.to_toml())
+    out = tmp_path / "run"
+    run = deployment.run_app(
+        {"config": str(file), "out": str(out), "wait-for-nodes": 5, "retries": 0}
+    )
+    wait_until(lambda: log.read_text().count("train begun") > before, PATIENT)
+    deployment.end("node1", signal.SIGKILL)
+    records = list(deployment.rounds(run, out))
+    for record in records:
+        assert [client.client for client in record.clients] == [0]
+        assert [loss.client for loss in record.losses] == [1]
+    restarted(deployment, 1)
+
+
+def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path: Path) -> None:
+    """SuperLink, server and a node are killed after a round; SCAFFOLD's clients remember it."""
+    ours = config("scaffold", rounds=3)
+    execute(ours, tmp_path / "here", Observer())
+    file, out = tmp_path / "config.toml", tmp_path / "there"
+    file.write_text(ours.to_toml())
+    run = deployment.run_app({"config": str(file), "out": str(out)})
+    next(deployment.rounds(run, out))
+    deployment.end("superlink", signal.SIGKILL)
+    deployment.end("node0", signal.SIGKILL)
+    assert not (out / "model.safetensors").exists()
+    deployment.start_superlink()
+    restarted(deployment, 0)
+    run = deployment.run_app({"resume": str(out)})
+    list(deployment.rounds(run, out))
+    assert same_bits(out, tmp_path / "here")
