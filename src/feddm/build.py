@@ -209,6 +209,8 @@ def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> Non
 
 
 def _compiling_pays(config: Config, model: Model, table: np.ndarray[Any, Any] | None) -> bool:
+    if not described(config.data).num_train:
+        return False  # nobody says how many examples there are
     if table is None or config.privacy.mechanism != "none":
         # Whether it is compiled can be seen in the results, so it must not depend on examples.
         of_a_class = expected_examples(config) / model.num_classes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from feddm.api import Observer, execute
 from feddm.config import Config, resolve
@@ -21,8 +22,10 @@ from feddm.flower.keys import certificates, make_node_key
 from feddm.flower.loopback import NAME, Loopback
 from feddm.flower.runner import APP, Link, command_of, free_port
 from feddm.rundir import RunDirectory
+from feddm.trained import load_model
 from tiny import SETTINGS, wait_until
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS = 2
 PATIENT = 300  # seconds for what takes a few on an idle machine
 
@@ -78,6 +81,17 @@ def test_in_process_is_simulation_is_deployment(
         records = finished(loopback, ours, tmp_path / name)
         assert [len(record.clients) for record in records] == [CLIENTS] * 3
         assert same_bits(tmp_path / name, tmp_path / "here"), name
+
+
+def test_the_example_learns(simulation: Loopback, tmp_path: Path) -> None:
+    """FedDM as the strategy of somebody's project, on that project's own data."""
+    out = tmp_path / "model.safetensors"
+    run = simulation.run_app({"out": str(out)}, EXAMPLES / "flower-strategy")
+    wait_until(lambda: simulation.status(run).startswith("finished"), PATIENT)
+    rng = torch.Generator().manual_seed(0)
+    dark = torch.randint(100, (20, 1, 8, 8), generator=rng)
+    images = torch.cat([dark, dark + 100]).to(torch.uint8)
+    assert load_model(out).predict(images) == ["dark"] * 20 + ["bright"] * 20
 
 
 class TestWhoMayCome:
