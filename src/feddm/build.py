@@ -110,6 +110,11 @@ def build(config: Config, run: str = "") -> LocalSetup:
         run: Name of the federation, unlike any other, for the clients' ledgers.
     """
     check(config)
+    if config.data.own.classes or config.data.holdout:
+        key = "own" if config.data.own.classes else "holdout"
+        raise ConfigError(
+            f"data.{key} is for clients on machines of their own; see `feddm flower --help`"
+        )
     config = with_absolute_ledger(config)
     policy = own_policy(config.data.name)
     dataset = build_dataset(config.data)

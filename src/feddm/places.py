@@ -18,6 +18,9 @@ from feddm.protection import ledger_of, locked_ledger
 from feddm.tensors import Records
 from feddm.vault import Vaults
 
+# The fingerprint of data that are elsewhere.
+ON_NODES = "on nodes"
+
 
 class Clients(Engine, Protocol):
     """An engine that knows what its clients remember, or how to have them remember it."""

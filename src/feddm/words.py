@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 
 def percent(share: float) -> str:
     """Returns a share as people read it.
 
-    >>> percent(0.98765)
-    '98.77 %'
+    >>> percent(0.98765), percent(math.nan)
+    ('98.77 %', 'unknown')
     """
-    return f"{100 * share:.2f} %"
+    return "unknown" if math.isnan(share) else f"{100 * share:.2f} %"
 
 
 def size_text(num_bytes: float) -> str:

@@ -225,7 +225,7 @@ def restarted(deployment: Loopback, client: int, **environment: str) -> None:
 def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
     deployment: Loopback, tmp_path: Path
 ) -> None:
-    slow = config("fedavg", rounds=2, min_clients=1, **{"local.epochs": 3000})
+    slow = config("fedavg", rounds=2, min_clients=1, **{"local.epochs": 150})
     log = deployment.folder / "node1.log"
     before = log.read_text().count("train begun")
     file = tmp_path / "slow.toml"

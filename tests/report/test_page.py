@@ -10,6 +10,7 @@ import pytest
 from markupsafe import escape
 
 from fabricated import ENVIRONMENT, config, method, private_records, records
+from feddm.federation import LossRecord, SiteRecord
 from feddm.promise import introduction
 from feddm.report.page import Report, drawn, html
 from feddm.report.pictures import Partition, Sheet, png
@@ -51,7 +52,12 @@ def embedded(page: str) -> Any:
 
 
 def evil_report() -> Report:
-    one = method(EVIL, records([0.5, 0.75]), environment={EVIL: EVIL}, data__dir=EVIL)
+    rounds = records(
+        [0.5, 0.75],
+        losses=(LossRecord(0, EVIL),),
+        sites=(SiteRecord(0, 0.5, 0.5, 1.0),),
+    )
+    one = method(EVIL, rounds, environment={EVIL: EVIL}, data__dir=EVIL)
     sheet = Sheet(
         method=EVIL,
         seed=0,

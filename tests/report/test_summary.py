@@ -1,4 +1,6 @@
-from fabricated import method, records
+from fabricated import method, record, records
+from feddm.federation import LossRecord, SiteRecord
+from feddm.report import summary
 from feddm.report.runs import Method
 from feddm.report.summary import cards, differences, lede, row, title
 
@@ -55,3 +57,24 @@ def test_titles() -> None:
     assert title(named(*"abcdef")) == "6 methods on digits"
     assert "seeds 0, 1" in lede([TWO_SEEDS])
     assert "held-out" in lede([method("a", records([0.5]), data__validation=0.1)])
+
+
+class TestClientsElsewhere:
+    SITES = (SiteRecord(0, 0.9, 0.8, 1.0), SiteRecord(1, 0.5, 0.4, 1.0))
+
+    def test_the_worst_site_comes_first(self) -> None:
+        told = method("far", records([0.2, 0.7], sites=self.SITES))
+        (sites,) = summary.sites([told, method("near", records([0.2, 0.7]))])
+        assert sites.title == "far, seed 0"
+        assert [tuple(row) for row in sites.rows] == [
+            ("client 1", "50.00 %", "40.00 %"),
+            ("client 0", "90.00 %", "80.00 %"),
+        ]
+        assert sites.summary == "mean 70.00 %, worst 50.00 %; balanced 60.00 %"
+
+    def test_losses_are_named_with_their_round(self) -> None:
+        lost = (LossRecord(1, "no reply within 5 s"),)
+        told = method("far", (record(1, 0.5), record(2, 0.6, losses=lost)))
+        assert summary.losses([told]) == [
+            "far, seed 0, round 2: client 1 brought nothing: no reply within 5 s."
+        ]

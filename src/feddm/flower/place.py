@@ -19,7 +19,7 @@ from feddm.data.own import read_own
 from feddm.errors import ConfigError
 from feddm.federation import Judge, Judgement, RoundRecord, by_test_set
 from feddm.flower.engine import PATIENT, Notice, OnFlower, Patience
-from feddm.places import Clients
+from feddm.places import ON_NODES, Clients
 from feddm.protection import with_noise
 from feddm.tensors import Records, Tensors
 
@@ -71,7 +71,7 @@ class FlowerSession:
 
     @property
     def environment(self) -> dict[str, Any]:
-        return {"data": "on nodes"}
+        return {"data": ON_NODES}
 
     def check(self, records: Sequence[RoundRecord]) -> None:
         """Nodes check for themselves."""

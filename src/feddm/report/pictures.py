@@ -19,6 +19,7 @@ from feddm.config import Config
 from feddm.data.datasets import Dataset, fingerprint
 from feddm.data.partition import Shards, class_table
 from feddm.errors import DataError
+from feddm.places import ON_NODES
 from feddm.synthetic import SyntheticSet
 
 Pixels = npt.NDArray[np.uint8]
@@ -87,6 +88,8 @@ class Split:
             config: Of the run.
             known: Fingerprint of its data, if it has one.
         """
+        if known == ON_NODES:
+            raise DataError("the nodes alone know")
         dataset = build_dataset(config.data)
         shards = build_shards(config.partition, dataset, config.seed)
         if known is not None and known != fingerprint(dataset, shards):

@@ -52,11 +52,12 @@ def lede(methods: Sequence[Method]) -> str:
         for config in configs
     )
     seeds = sorted({run.config.seed for method in methods for run in method.runs})
-    judged = (
-        "accuracy on held-out training examples"
-        if any(config.data.validation for config in configs)
-        else "accuracy on the test set"
-    )
+    if any(config.data.holdout for config in configs):
+        judged = "mean accuracy on what clients hold out"
+    elif any(config.data.validation for config in configs):
+        judged = "accuracy on held-out training examples"
+    else:
+        judged = "accuracy on the test set"
     return " · ".join(
         [
             f"{_all_of(config.partition.clients for config in configs)} clients",
@@ -162,6 +163,60 @@ def row(method: Method) -> dict[str, Any]:
     }
 
 
+class Site(NamedTuple):
+    """What a client says about the last model, on examples that it held out."""
+
+    client: str
+    accuracy: str
+    balanced_accuracy: str
+
+
+class Sites(NamedTuple):
+    """What all clients of a run say, the worst first."""
+
+    title: str
+    summary: str
+    rows: list[Site]
+
+
+def sites(methods: Sequence[Method]) -> list[Sites]:
+    """Returns what clients say about the last models, for runs in which they were asked."""
+    found = []
+    for method in methods:
+        for run in method.runs:
+            said = sorted(run.records[-1].sites, key=lambda site: site.accuracy)
+            if not said:
+                continue
+            mean = sum(site.accuracy for site in said) / len(said)
+            balanced = sum(site.balanced_accuracy for site in said) / len(said)
+            rows = [
+                Site(
+                    f"client {site.client}",
+                    percent(site.accuracy),
+                    percent(site.balanced_accuracy),
+                )
+                for site in said
+            ]
+            words = (
+                f"mean {percent(mean)}, worst {percent(said[0].accuracy)}; balanced "
+                f"{percent(balanced)}"
+            )
+            found.append(Sites(f"{method.name}, seed {run.config.seed}", words, rows))
+    return found
+
+
+def losses(methods: Sequence[Method]) -> list[str]:
+    """Returns who was asked and brought nothing, in words."""
+    return [
+        f"{method.name}, seed {run.config.seed}, round {record.round}: client {loss.client} "
+        f"brought nothing: {loss.reason}."
+        for method in methods
+        for run in method.runs
+        for record in run.records
+        for loss in record.losses
+    ]
+
+
 def promise(method: Method) -> dict[str, str]:
     """Returns what is promised, and how it is kept."""
     row = outcome(method)
@@ -174,12 +229,16 @@ def promise(method: Method) -> dict[str, str]:
 def setup(method: Method) -> dict[str, Any]:
     """Returns how to run a method again."""
     config = method.config
+    short = None if config.data.own.classes else command(config)
+    long = "feddm run config.toml"
+    if config.data.own.classes:
+        long = "flwr run my-app -c 'config=\"config.toml\"'"
     return {
         "name": method.name,
         "seeds": _all_of(run.config.seed for run in method.runs),
         "toml": config.to_toml(),
-        "command": command(config) or "feddm run config.toml",
-        "file": command(config) is None,
+        "command": short or long,
+        "file": short is None,
     }
 
 
