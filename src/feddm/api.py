@@ -26,7 +26,7 @@ from feddm.data.examples import Normalization
 from feddm.errors import RunDirectoryError
 from feddm.federation import Federation, Plan, RoundRecord, start
 from feddm.federation import run as run_rounds
-from feddm.places import Here, Place, Session
+from feddm.places import ON_NODES, Here, Place, Session
 from feddm.promise import promised
 from feddm.rundir import RunDirectory
 from feddm.synthetic import SyntheticSet, from_state
@@ -305,6 +305,11 @@ def _environment(session: Session, run: str) -> dict[str, Any]:
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
+    if before.get("data") == ON_NODES != now["data"]:
+        raise RunDirectoryError(
+            "the clients of this run are on Flower's nodes; go on there, with "
+            "`flwr run APP -c 'resume=\"DIR\"'`"
+        )
     if before.get("data") != now["data"]:
         raise RunDirectoryError(
             "the data or their split are not those that the run began with; "

@@ -5,8 +5,10 @@ Everything listens on free ports of 127.0.0.1, and is ended by its process id.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,3 +261,29 @@ def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path:
     run = deployment.run_app({"resume": str(out)})
     list(deployment.rounds(run, out))
     assert same_bits(out, tmp_path / "here")
+
+
+def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
+    folder = tmp_path / "up"
+    command = [sys.executable, "-m", "feddm", "flower", "up", "--clients", "1"]
+    options = ["--folder", str(folder), "--out", str(tmp_path / "run"), "--rounds", "500"]
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: (tmp_path / "run" / "results.jsonl").exists(), PATIENT)
+        assert len(processes_of(folder)) >= 4  # SuperLink, its helper, a node and its SuperNode
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENT)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Interrupted." in said
+    wait_until(lambda: not processes_of(folder), PATIENT)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Returns the commands of all processes that have to do with a folder."""
+    commands = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            commands.append((process / "cmdline").read_text().replace("\0", " "))
+    return [command for command in commands if f"{folder}/" in command]

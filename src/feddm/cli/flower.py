@@ -126,7 +126,7 @@ def up(
     directory = out or next_free(Path("runs"), f"flower-{config.algorithm}-{config.data.name}")
     with (
         _folder(folder) as place,
-        shown(directory, quiet, json) as display,
+        shown(directory, quiet, json, go_on="") as display,
         Loopback(place.absolute(), insecure) as loopback,
     ):
         _start_nodes(loopback, config, display)

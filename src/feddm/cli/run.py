@@ -103,8 +103,17 @@ def _logged(log: str | None, directory: Path, display: Display) -> Observer:
 
 
 @contextmanager
-def shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
-    """Gives the display that was asked for, and says how to go on after Ctrl-C."""
+def shown(
+    directory: Path, quiet: bool, json: bool, go_on: str = "feddm resume"
+) -> Iterator[Display]:
+    """Gives the display that was asked for, and says how to go on after Ctrl-C.
+
+    Args:
+        directory: Of the run.
+        quiet: Show errors only.
+        json: Show JSON.
+        go_on: The command that goes on with the directory; empty if there is none.
+    """
     from rich.console import Console
 
     from feddm.cli.display import Display, JsonDisplay, TextDisplay
@@ -116,10 +125,8 @@ def shown(directory: Path, quiet: bool, json: bool) -> Iterator[Display]:
     except KeyboardInterrupt:
         if not (directory / "config.toml").exists():
             raise
-        Console(stderr=True, soft_wrap=True).print(
-            f"Interrupted. Continue with: feddm resume {shlex.quote(str(directory))}",
-            markup=False,
-        )
+        then = f" Continue with: {go_on} {shlex.quote(str(directory))}" if go_on else ""
+        Console(stderr=True, soft_wrap=True).print(f"Interrupted.{then}", markup=False)
         raise typer.Exit(130) from None
     except OSError as error:
         # All files are written with errors of their own: this is whoever reads our output.
