@@ -1,0 +1,139 @@
+"""Whole runs over messages, without a network: server and client app as they are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fake_grid import FakeGrid, Node
+from feddm.api import Observer, RunResult, execute, resume
+from feddm.config import ALGORITHMS, Config, resolve
+from feddm.errors import LostClientsError, RunDirectoryError
+from feddm.federation import RoundRecord
+from feddm.flower.client_app import app
+from feddm.flower.engine import Patience
+from feddm.flower.place import FlowerNodes
+from feddm.tensors import to_bytes
+from tiny import CLIENTS, SETTINGS
+
+pytestmark = pytest.mark.usefixtures("inside_an_app")
+
+CODED = {"synthesis.coding": "uint4", "synthesis.packed": True, "synthesis.start": "last"}
+
+
+def config(algorithm: str = "feddm", rounds: int = 2, **settings: Any) -> Config:
+    return resolve(
+        options={"algorithm": algorithm, "clients": CLIENTS, "rounds": rounds, "workers": 1},
+        settings={**SETTINGS, **settings},
+    )
+
+
+def node(client: int, folder: Path) -> Node:
+    """Returns a node that answers with the client app."""
+    values: dict[str, Any] = {"partition-id": client, "folder": str(folder / str(client))}
+    context = Context(1, client, values, RecordDict(), {})
+    return lambda message: app(message, context).content
+
+
+def nodes(folder: Path, retries: int = 0) -> FlowerNodes:
+    grid = FakeGrid({50 + client: node(client, folder) for client in range(CLIENTS)})
+    patience = Patience(nodes=1, reply=60, poll=0.01)
+    return FlowerNodes(grid, lambda text: None, patience, retries)
+
+
+def params(result: RunResult) -> bytes:
+    return to_bytes({"params": result.model.params})
+
+
+class StopAfterOne(Observer):
+    def finished_round(self, record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_the_bits_of_a_run_in_process(
+    algorithm: str, tmp_path: Path
+) -> None:
+    there = execute(config(algorithm), None, Observer(), nodes(tmp_path))
+    here = execute(config(algorithm), None, Observer())
+    assert params(there) == params(here)
+    counted = [(r.bytes_up, r.bytes_down, r.floats_up, r.accuracy) for r in there.records]
+    assert counted == [
+        (r.bytes_up, r.bytes_down, r.floats_up, r.accuracy) for r in here.records
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"), [("scaffold", {}), ("feddm", CODED)], ids=["scaffold", "last"]
+)
+def test_resumed_it_has_the_same_bits(
+    algorithm: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """What clients remember is on their disks, and nothing of it in the run directory."""
+    ours = config(algorithm, rounds=3, **settings)
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        execute(ours, run, StopAfterOne(), nodes(tmp_path))
+    kept = run / "checkpoints" / "round_00000001" / "memories.safetensors"
+    assert kept.stat().st_size < 1000  # the numbers of rounds
+    there = resume(run, place=nodes(tmp_path))
+    assert params(there) == params(execute(ours, None, Observer()))
+
+
+def test_it_cannot_be_resumed_here(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        execute(config(), tmp_path / "run", StopAfterOne(), nodes(tmp_path))
+    with pytest.raises(RunDirectoryError, match="on Flower's nodes; go on there"):
+        resume(tmp_path / "run")
+
+
+def test_a_node_that_lost_its_memory_says_so(tmp_path: Path) -> None:
+    ours = config("scaffold")
+    with pytest.raises(KeyboardInterrupt):
+        execute(ours, tmp_path / "run", StopAfterOne(), nodes(tmp_path / "before"))
+    with pytest.raises(
+        LostClientsError, match="client 0: the memory of round 1 is not on this"
+    ):
+        resume(tmp_path / "run", place=nodes(tmp_path / "after"))
+
+
+def test_sites_judge_where_the_server_has_nothing_to_judge_by(tmp_path: Path) -> None:
+    ours = config(**{"data.holdout": 0.25})
+    result = execute(ours, tmp_path / "run", Observer(), nodes(tmp_path))
+    for record in result.records:
+        assert [site.client for site in record.sites] == list(range(CLIENTS))
+        mean = sum(site.accuracy for site in record.sites) / CLIENTS
+        assert record.accuracy == pytest.approx(mean)
+    again = resume(tmp_path / "run", place=nodes(tmp_path))  # there is nothing left to do
+    assert again.records == result.records
+
+
+class TestPrivacy:
+    PRIVATE = {"privacy.epsilon": 4.0, "privacy.delta": 1e-5, "synthesis.min_class_size": 5}
+
+    def test_what_is_spent_is_in_the_records(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+        ours = config(**self.PRIVATE)
+        result = execute(ours, None, Observer(), nodes(tmp_path))
+        first, second = (record.epsilon for record in result.records)
+        assert first is not None and second is not None
+        assert 0 < first < second <= 4.0 * (1 + 1e-6)
+        assert all(
+            math.isnan(r.client_seconds) for r in result.records
+        )  # which they do not tell
+        # The budget of these examples is spent: no other federation gets any of it.
+        with pytest.raises(LostClientsError, match="would have spent epsilon"):
+            execute(ours, None, Observer(), nodes(tmp_path))
+
+    def test_nobody_judges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+        ours = config(rounds=1, **self.PRIVATE, **{"data.holdout": 0.25})
+        (record,) = execute(ours, None, Observer(), nodes(tmp_path)).records
+        assert math.isnan(record.accuracy)
+        assert record.sites == ()
