@@ -220,7 +220,7 @@ class TestFiles:
             def __reduce__(self) -> tuple[Any, ...]:
                 return (Path.touch, (tmp_path / "exploded",))
 
-        path = npz(tmp_path, **{name: np.array([Bomb(), Bomb()])})
+        path = npz(tmp_path, "", **{name: np.array([Bomb(), Bomb()])})
         assert "cannot be read" in refused(path)
         path.write_bytes(pickle.dumps(Bomb()))
         refused(path)
