@@ -14,11 +14,12 @@ from feddm.build import (
     build_algorithm,
     build_dataset,
     build_device,
+    build_server,
     check,
     num_workers,
 )
 from feddm.config import Config, DataConfig, RuntimeConfig, resolve
-from feddm.data.catalog import describe
+from feddm.data.catalog import describe, described
 from feddm.data.datasets import Dataset, fingerprint, load
 from feddm.data.examples import Examples
 from feddm.errors import ConfigError
@@ -307,6 +308,17 @@ class TestCompile:
         assert self.large("auto", rounds=27).compiled
         # Nor do the bits of a result depend on the number of workers.
         assert self.large("auto", rounds=27, workers=2).compiled
+
+    @pytest.mark.parametrize(
+        ("examples", "compiled"), [(0, False), (1000, False), (10**9, True)]
+    )
+    def test_auto_goes_by_what_is_said_of_data_that_only_nodes_have(
+        self, examples: int, compiled: bool
+    ) -> None:
+        # Nobody need say it; then nothing is compiled.
+        own = {"data.own.classes": ["a", "b"], "data.own.examples": examples}
+        config = resolve(options={"algorithm": "fedavg", "dataset": "mine"}, settings=own)
+        assert build_server(config, described(config.data), None).compiled is compiled
 
     @pytest.mark.usefixtures("thousand_images")
     def test_off_is_off_however_large(self) -> None:

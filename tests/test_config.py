@@ -2,7 +2,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -353,6 +353,63 @@ def test_choices_are_those_of_the_code_that_they_are_for() -> None:
     assert choices(SynthesisConfig, "start") == get_args(hints["start"])
     assert choices(ServerConfig, "weighting") == get_args(get_type_hints(FedDM)["weighting"])
     assert choices(RuntimeConfig, "precision") == get_args(Precision)
+
+
+class TestDataOfNodes:
+    OWN: ClassVar[dict[str, Any]] = {
+        "classes": ["ill", 'well and "fine"'],
+        "shape": [3, 8, 8],
+        "examples": 70,
+        "mean": 0.4,
+        "std": 0.2,
+        "test": "test.npz",
+    }
+
+    def test_it_survives_toml_and_json(self) -> None:
+        config = resolve({"data": {"name": "lesions", "own": self.OWN}})
+        assert config.data.own.classes == ("ill", 'well and "fine"')
+        assert config.data.own.shape == (3, 8, 8)
+        assert resolve(tomllib.loads(config.to_toml())) == config
+        assert resolve(json.loads(json.dumps(config.model_dump()))) == config
+
+    def test_it_can_be_set_by_options(self) -> None:
+        settings = parse_settings(["data.own.classes=['a','b']", "data.own.shape=[1,4,6]"])
+        own = resolve(settings=settings).data.own
+        assert (own.classes, own.shape) == (("a", "b"), (1, 4, 6))
+
+    @pytest.mark.parametrize(
+        ("key", "value", "says"),
+        [
+            ("classes", "ab", "must be a list, each a text, got 'ab'"),
+            ("classes", ["a", 1], "must be a list, each a text, got ['a', 1]"),
+            ("classes", ["a", "b", "a"], "must be all different, got 'a' twice"),
+            ("classes", ["a"], "must be at least two, got 'a' alone"),
+            ("shape", [1, 8], "must be a list of 3, each a whole number of at least 1, got "),
+            ("shape", [1, 8, 8, 8], "must be a list of 3"),
+            ("shape", ["1", 8, 8], "must be a list of 3"),
+            ("shape", [1.0, 8, 8], "must be a list of 3"),
+            ("shape", [True, 8, 8], "must be a list of 3"),
+            ("shape", [0, 8, 8], "must be a list of 3"),
+            ("shape", 8, "must be a list of 3"),
+            ("examples", -1, "must be a whole number of at least 0, got -1"),
+            ("examples", 2.5, "must be a whole number of at least 0, got 2.5"),
+            ("mean", 1.5, "must be a number of at least 0 and at most 1, got 1.5"),
+            ("std", 0, "must be a number above 0, got 0"),
+            ("test", 5, "must be a text, got 5"),
+        ],
+    )
+    def test_mistakes(self, key: str, value: object, says: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            resolve({"data": {"name": "lesions", "own": self.OWN | {key: value}}})
+        assert str(raised.value).startswith(f"data.own.{key} {says}")
+
+    def test_a_typo_is_told(self) -> None:
+        with pytest.raises(ConfigError) as raised:
+            resolve(settings={"data.own.class": ["a", "b"]})
+        assert str(raised.value) == (
+            "unknown key data.own.class (did you mean classes?); known here: "
+            "classes, examples, mean, shape, std, test"
+        )
 
 
 class TestSchema:

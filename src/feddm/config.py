@@ -352,12 +352,21 @@ def resolve(
         raise ConfigError(sentence(error.errors()[0], values, Config)) from None
     privacy_rules.check_asked(given)
     privacy_rules.check(config.model_dump())
+    _check_classes(config.data.own.classes)
     if config.algorithm == "scaffold" and config.local.momentum:
         raise ConfigError(
             f"local.momentum must be 0 for scaffold, got {config.local.momentum}: "
             "momentum would count a correction many times"
         )
     return config
+
+
+def _check_classes(names: tuple[str, ...]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"data.own.classes must be all different, got {twice[0]!r} twice")
+    if len(names) == 1:
+        raise ConfigError(f"data.own.classes must be at least two, got {names[0]!r} alone")
 
 
 def _name_in(section: Any, default: str) -> str:

@@ -29,7 +29,7 @@ def sentence(error: ErrorDetails, values: Mapping[str, Any], root: type[BaseMode
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"unknown key {key}{hint}; known here: {', '.join(known)}"
-    if error["type"] == "missing":
+    if error["type"] == "missing" and _value_at(values, path) is None:
         return f"{key} is missing"
     if key == "model.norm" and error["input"] == "batch":
         return (
@@ -65,6 +65,8 @@ def _allowed(root: type[BaseModel], path: list[str]) -> str:
     'a whole number of at least 1 or fresh'
     >>> _allowed(Config, ["participation"])
     'a number above 0 and at most 1'
+    >>> _allowed(Config, ["data", "own", "shape"])
+    'a list of 3, each a whole number of at least 1'
     """
     if _section_of(root, path) is not None:
         return "a section"
@@ -86,6 +88,10 @@ def _words(rule: Mapping[str, Any]) -> str:
         "string": "a text",
         "array": "a list",
     }[rule["type"]]
+    if rule["type"] == "array":
+        items = rule.get("prefixItems") or [rule["items"]]
+        number = f" of {len(items)}" if "prefixItems" in rule else ""
+        return f"a list{number}, each {_words(items[0])}"
     if "exclusiveMinimum" in rule:
         positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
         low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"

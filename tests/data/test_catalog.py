@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from feddm.data.catalog import DATASETS, DatasetInfo, describe
+from feddm.config import DataConfig, OwnDataConfig
+from feddm.data.catalog import DATASETS, DatasetInfo, describe, described
 from feddm.errors import DataError
 
 INFOS = list(DATASETS.values())
@@ -120,3 +121,34 @@ def test_import_is_quick(module: str, slow: set[str]) -> None:
     )
     assert module in done.stdout.split()
     assert not slow & set(done.stdout.split())
+
+
+class TestDataOfNodes:
+    """What is known of data that only nodes have stands in the configuration."""
+
+    def test_it_is_described_by_the_configuration(self) -> None:
+        own = OwnDataConfig(
+            classes=("ill", "well"), shape=(3, 4, 5), examples=70, mean=0.4, std=0.2
+        )
+        info = described(DataConfig(name="lesions", own=own))
+        assert (info.name, info.classes, info.shape) == ("lesions", ("ill", "well"), (3, 4, 5))
+        assert (info.num_train, info.num_test) == (70, 0)
+        # The same for each of the three channels.
+        assert (info.mean, info.std) == ((0.4,) * 3, (0.2,) * 3)
+        assert not info.layouts
+
+    def test_without_classes_it_is_a_known_set(self) -> None:
+        assert described(DataConfig(name="mnist")) is describe("mnist")
+
+    def test_it_needs_a_name_of_its_own(self) -> None:
+        own = OwnDataConfig(classes=("ill", "well"))
+        with pytest.raises(
+            DataError, match=r"digits is a known set; give it another data\.name"
+        ):
+            described(DataConfig(name="digits", own=own))
+
+    def test_classes_that_were_forgotten_are_asked_for(self) -> None:
+        with pytest.raises(DataError, match=r"data\.own\.classes is missing: .* of lesions"):
+            described(DataConfig(name="lesions", own=OwnDataConfig(shape=(1, 8, 8))))
+        with pytest.raises(DataError, match="there is no data set 'lesions'"):
+            described(DataConfig(name="lesions"))

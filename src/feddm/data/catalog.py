@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from feddm.config import DataConfig
+from feddm.config import DataConfig, OwnDataConfig
 from feddm.errors import DataError
 
 Format = Literal[
@@ -118,6 +118,10 @@ def described(config: DataConfig) -> DatasetInfo:
     """Returns what is known of the data of a federation, be they a known set or nodes' own."""
     own = config.own
     if not own.classes:
+        if config.name not in DATASETS and own != OwnDataConfig():
+            raise DataError(
+                f"data.own.classes is missing: the names of the classes of {config.name}"
+            )
         return describe(config.name)
     if config.name in DATASETS:
         raise DataError(

@@ -12,13 +12,14 @@ file.npz    x        uint8, (n, height, width) or (n, height, width, channels)
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from feddm import durable
 from feddm.data.catalog import DatasetInfo
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import DataError, MissingExtraError
@@ -35,13 +36,15 @@ def read_own(path: Path, info: DatasetInfo) -> Examples:
         path: An image folder or a .npz file.
         info: What the federation has agreed on: classes by name, and the size of images.
     """
-    if path.is_dir():
-        x, y, group = _folder(path, info)
-    elif path.suffix == ".npz":
-        x, y, group = _npz(path, info)
-    else:
-        what = "is neither a folder nor a .npz file" if path.exists() else "is not there"
-        raise DataError(f"the data {path} {what}")
+    with durable.explained(DataError, path):
+        if not path.exists():
+            raise DataError(f"the data {path} is not there")
+        if path.is_dir():
+            x, y, group = _folder(path, info)
+        elif path.suffix == ".npz":
+            x, y, group = _npz(path, info)
+        else:
+            raise DataError(f"the data {path} is neither a folder nor a .npz file")
     return Examples(
         torch.from_numpy(x),
         torch.from_numpy(y),
@@ -51,7 +54,7 @@ def read_own(path: Path, info: DatasetInfo) -> Examples:
 
 
 def _folder(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    folders = sorted(entry for entry in _shown(path.iterdir()) if entry.is_dir())
     _check_classes([folder.name for folder in folders], info, path)
     images: list[Array] = []
     labels: list[int] = []
@@ -62,7 +65,10 @@ def _folder(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
             labels.append(info.classes.index(folder.name))
             groups.append(image.parent.name if image.parent != folder else "")
     if not images:
-        raise DataError(f"{path} has no images; they belong into <class>/<image>")
+        raise DataError(
+            f"{path} has no images; they belong into <class>/<image>, as one of "
+            f"{', '.join(SUFFIXES)}"
+        )
     if all(groups):
         group = np.unique(groups, return_inverse=True)[1].astype(np.int64)
     elif any(groups):
@@ -73,14 +79,19 @@ def _folder(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
 
 
 def _images(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
+    for path in sorted(_shown(folder.glob("*"))) + sorted(_shown(folder.glob("*/*"))):
         if path.suffix.lower() in SUFFIXES and path.is_file():
             yield path
 
 
+def _shown(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yields what people see: systems and notebooks leave hidden files everywhere."""
+    return (path for path in paths if not path.name.startswith("."))
+
+
 def _image(path: Path, info: DatasetInfo) -> Array:
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise MissingExtraError(
             "image folders need Pillow: pip install 'feddm[flower]'"
@@ -89,8 +100,9 @@ def _image(path: Path, info: DatasetInfo) -> Array:
     try:
         with Image.open(path) as image:
             # What is gray can be shown in color; the other way round something is lost.
-            gray = image.mode in ("1", "L")
-            if channels == 1 and not gray:
+            if image.mode[0] in "IF":
+                raise DataError(f"{path} has more than 8 bits a channel")
+            if channels == 1 and image.mode not in ("1", "L"):
                 raise DataError(f"{path} is not gray, and {info.name} is")
             if image.size != (width, height):
                 raise DataError(
@@ -98,27 +110,39 @@ def _image(path: Path, info: DatasetInfo) -> Array:
                     f"has {width} x {height}"
                 )
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # every format has errors of its own
         raise DataError(f"{path} cannot be read: {error}") from None
     image_of_one: Array = _channels_first(pixels[None], info, path)[0]
     return image_of_one
 
 
 def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is not a .npz file, or only a part of one")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             parts = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of zip, zlib and numpy
         raise DataError(f"{path} cannot be read: {error}") from None
     missing = {"x", "y", "classes"} - set(parts)
     if missing:
         raise DataError(f"{path} lacks {', '.join(sorted(missing))}")
-    x, y, names = parts["x"], parts["y"], [str(name) for name in parts["classes"]]
-    if x.dtype != np.uint8:
-        raise DataError(f"{path}: x must be uint8, got {x.dtype}")
+    x, y, classes = parts["x"], parts["y"], parts["classes"]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: x must be uint8 of (n, height, width) or (n, height, width, channels), "
+            f"got {x.dtype} of {x.shape}"
+        )
+    if not len(x):
+        raise DataError(f"{path} has no images")
+    if classes.dtype.kind != "U":
+        raise DataError(f"{path}: classes must be texts, got {classes.dtype}")
+    names: list[str] = classes.flatten().tolist()
     if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{path}: y must be a whole number for each of {len(x)} images")
-    if len(y) and (y.min() < 0 or y.max() >= len(names)):
+    if y.min() < 0 or y.max() >= len(names):
         raise DataError(f"{path}: y must be from 0 to {len(names) - 1}")
     group = parts.get("group")
     if group is not None and (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import traceback
 from collections.abc import Callable
 
@@ -10,6 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from feddm import durable
 from feddm.allocation import keep_freed_memory
 from feddm.errors import BudgetError, ConfigError, FedDMError, LedgerError
 from feddm.flower import wire
@@ -83,13 +86,19 @@ def _answer(
 
 def _written_down(settings: Settings | None) -> str:
     """Keeps the error on this node, and returns what the server may know of it."""
+    trace = traceback.format_exc()
     if settings is None:
+        print(trace, file=sys.stderr)
         return "the node failed"
-    path = settings.folder / "errors.log"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{now()}\n{traceback.format_exc()}\n")
+        durable.make_private(settings.folder)
+        # For its owner alone: it may be about examples.
+        with open(settings.folder / "errors.log", "ab", opener=_private) as file:
+            file.write(f"{now()}\n{trace}\n".encode(errors="backslashreplace"))
     except OSError:
-        traceback.print_exc()
+        print(trace, file=sys.stderr)
     return f"client {settings.client} failed; errors.log in the folder of its node says why"
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, durable.OWNER)

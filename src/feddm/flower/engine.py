@@ -170,7 +170,7 @@ class OnFlower:
                 self._nodes[client] = node
             except RefusedError as error:
                 self._refuse(node, error)
-            except (FedDMError, KeyError, ValueError) as error:
+            except FedDMError as error:
                 self._refuse(node, RefusedError(str(error), None))
 
     def _refuse(self, node: int, why: RefusedError) -> None:

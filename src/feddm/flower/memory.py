@@ -20,6 +20,7 @@ from feddm.errors import EngineError
 from feddm.tensors import Records, from_bytes, to_bytes
 
 FEDERATIONS = 10  # of which memories are kept
+_NAME = re.compile("[0-9a-f]{32}")  # of a federation
 
 
 class Memory:
@@ -34,9 +35,9 @@ class Memory:
 
     def recall(self, federation: str, round_: int) -> Records:
         """Returns what was remembered in a round; round 0 is before all memory."""
+        path = self._path(federation, round_)
         if not round_:
             return {}
-        path = self._path(federation, round_)
         try:
             return from_bytes(path.read_bytes())
         except (OSError, SafetensorError):
@@ -66,12 +67,13 @@ class Memory:
                     other.unlink()
 
     def _forget_old_federations(self) -> None:
-        folders = sorted(self._folder.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        folders = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        folders.sort(key=lambda folder: folder.stat().st_mtime)
         for old in folders[:-FEDERATIONS]:
             shutil.rmtree(old)
 
     def _path(self, federation: str, round_: int) -> Path:
         # It comes from the server, and must not lead anywhere else.
-        if not re.fullmatch(r"[0-9a-f]{32}", federation):
+        if not _NAME.fullmatch(federation):
             raise EngineError("the name of a federation is 32 hexadecimal digits")
         return self._folder / federation / f"round_{round_:08d}.safetensors"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from feddm.build import (
     check,
 )
 from feddm.config import Config, DataConfig, PartitionConfig
-from feddm.data.catalog import DatasetInfo, described
+from feddm.data.catalog import DATASETS, DatasetInfo, described
 from feddm.data.datasets import Dataset
 from feddm.data.examples import Examples, Normalization
 from feddm.data.own import read_own
@@ -47,6 +48,7 @@ from feddm.tensors import Records, moved
 from feddm.training import ignore
 from feddm.vault import Vault
 
+OWN_DATA = "own"  # what data are called that nobody names
 WAIT = 3600.0  # seconds for another client on this machine to leave the ledger
 
 
@@ -86,15 +88,44 @@ def settings_of(node_config: Mapping[str, object]) -> Settings:
             "the configuration of the node lacks partition-id, its number from 0: "
             f"--node-config 'partition-id=0', got {client!r}"
         )
-    dataset, data = str(node_config.get("dataset", "")), str(node_config.get("data", ""))
+    clients = node_config.get("num-partitions")
+    if clients is not None and (
+        not isinstance(clients, int) or isinstance(clients, bool) or clients <= client
+    ):
+        raise ConfigError(
+            "num-partitions of the node must be a whole number above its partition-id, got "
+            f"{clients!r}"
+        )
+    dataset, data, folder = (
+        str(node_config.get(key, "")) for key in ("dataset", "data", "folder")
+    )
+    if dataset in DATASETS:
+        raise ConfigError(
+            f"dataset of the node is for data of its own, and {dataset} is a known set: leave "
+            "it out"
+        )
+    if dataset != Path(dataset).name:
+        raise ConfigError(
+            f"dataset of the node must be a name without slashes, got {dataset!r}"
+        )
     if dataset and not data:
         raise ConfigError(f"the configuration of the node lacks data, where its {dataset} is")
-    folder = str(node_config.get("folder", ""))
-    default = user_data_path("feddm", appauthor=False) / "nodes" / f"client_{client:06d}"
-    clients = node_config.get("num-partitions")
-    if clients is not None and not isinstance(clients, int):
-        raise ConfigError(f"num-partitions of the node must be a whole number, got {clients!r}")
-    return Settings(client, Path(folder) if folder else default, dataset, data, clients)
+    if data:
+        data = str(Path(data).expanduser().absolute())
+    where = Path(folder).expanduser() if folder else _default_folder(client, dataset, data)
+    return Settings(client, where, dataset, data, clients)
+
+
+def _default_folder(client: int, dataset: str, data: str) -> Path:
+    """Returns the folder of a node if its owner does not name one.
+
+    What was spent of its own data is in there, and must be found again whatever its number in
+    the next federation is.
+    """
+    name = f"client_{client:06d}"
+    if dataset:
+        name = f"{dataset}_{hashlib.sha256(data.encode()).hexdigest()[:8]}"
+    return user_data_path("feddm", appauthor=False) / "nodes" / name
 
 
 @dataclass(frozen=True)
@@ -188,6 +219,10 @@ class Node:
             )
         if config.privacy.test_secret:
             raise BudgetError("a node has no secrets for tests")
+        if config.privacy.guaranteed and not config.privacy.noise_multiplier:
+            raise ConfigError(
+                "privacy.noise_multiplier is missing: a server works it out from its budget"
+            )
         check(config)
         info = described(config.data)
         self._check_data(info, config)
@@ -200,19 +235,20 @@ class Node:
         return _own(self.settings, self.load, config.data, config.partition, config.seed)
 
     @property
-    def _has_own(self) -> bool:
-        return bool(self.settings.dataset) or self.load is not None
+    def _name(self) -> str:
+        """What the owner calls its own data; empty if it has a part of a known data set."""
+        return self.settings.dataset or (OWN_DATA if self.load is not None else "")
 
     def _check_data(self, info: DatasetInfo, config: Config) -> None:
-        """Raises `DataError` unless the server means the data that this node has.
+        """Raises `ConfigError` unless the server means the data that this node has.
 
-        The owner names the data, because limits of the policy may be for one data set alone.
+        The owner names the data, because limits of the policy may be for one data set alone,
+        and because there is a ledger for each name.
         """
         wanted = info.name if config.data.own.classes else ""
-        if wanted == self.settings.dataset or (wanted and self.load is not None):
-            return
-        has = self.settings.dataset or "a part of a known data set"
-        raise DataError(f"this node has {has}, and the server asks for {info.name}")
+        if wanted != self._name:
+            has = self._name or "a part of a known data set"
+            raise ConfigError(f"this node has {has}, and the server asks for {info.name}")
 
     @contextlib.contextmanager
     def _vault(self, job: Job, policy: Policy) -> Iterator[Vault | None]:
@@ -222,11 +258,13 @@ class Node:
             yield None
             return
         own = self._own(config)
-        root = self.settings.folder / "ledger" if self._has_own else ledger_root()
+        root = self.settings.folder / "ledger" if self._name else ledger_root()
         ledger = Ledger(root.absolute() / own.dataset.info.name)
+        # Its own data are the same whatever its number is, and what they cost adds up.
+        client = 0 if self._name else self.settings.client
         with ledger.locked(WAIT):
             vaults = vaults_in(ledger, config, own.dataset, own.shards, job.federation, policy)
-            yield vaults.of(self.settings.client)
+            yield vaults.of(client)
 
 
 @dataclass(frozen=True)
@@ -268,6 +306,10 @@ def _own(
     # The same in every round, so that nobody learns from what it is judged by.
     chosen = numpy_generator(seed, "holdout").permutation(len(shard))
     held_out = np.isin(np.arange(len(shard)), chosen[: round(len(shard) * data.holdout)])
+    if data.holdout and held_out.all():
+        raise DataError(
+            f"data.holdout = {data.holdout:g} of {len(shard)} examples leaves nothing to learn"
+        )
     return Own(
         dataset,
         shards,
@@ -282,11 +324,14 @@ def _loaded(load: Load, info: DatasetInfo) -> Examples:
         raise DataError(
             f"images must be uint8 of shape {info.shape}, got {x.dtype} {tuple(x.shape[1:])}"
         )
-    if y.shape != x.shape[:1] or (len(y) and not 0 <= int(y.min()) <= int(y.max())):
+    if not len(x):
+        raise DataError("there are no images")
+    if y.shape != x.shape[:1] or y.is_floating_point():
         raise DataError(f"there must be one class number for each of {len(x)} images")
-    if len(y) and int(y.max()) >= len(info.classes):
+    most = len(info.classes) - 1
+    if not 0 <= int(y.min()) <= int(y.max()) <= most:
         raise DataError(
-            f"class numbers must be from 0 to {len(info.classes) - 1}, got {int(y.max())}"
+            f"class numbers must be from 0 to {most}, got {int(y.min())} to {int(y.max())}"
         )
     return Examples(x, y.long(), Normalization(info.mean, info.std))
 

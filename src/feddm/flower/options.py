@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from feddm.config import OPTIONS, Config, load_toml, parse_settings, resolve, to
 from feddm.errors import ConfigError
 from feddm.flower.engine import Patience
 
+_PATIENCE = ("wait-for-nodes", "wait-for-replies", "retries")
 _OWN = (
     "preset",
     "min-clients",
@@ -18,9 +20,7 @@ _OWN = (
     "set",
     "out",
     "resume",
-    "wait-for-nodes",
-    "wait-for-replies",
-    "retries",
+    *_PATIENCE,
 )
 # A server names neither workers nor ledgers, and knows no folder of a node.
 _SHARED = tuple(name for name in OPTIONS if name not in ("workers", "ledger", "data_dir"))
@@ -62,13 +62,18 @@ def options_of(run_config: Mapping[str, Any], nodes: int) -> Options:
         reply=_seconds(given, "wait-for-replies", 3600.0),
     )
     retries = given.get("retries", 1)
-    if not isinstance(retries, int) or retries < 0:
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise ConfigError(f"retries must be a whole number of at least 0, got {retries!r}")
     if "resume" in given:
+        beside = sorted(set(given) - {"resume", *_PATIENCE})
+        if beside:
+            raise ConfigError(
+                f"{beside[0]} cannot be given beside resume: a run goes on as it began"
+            )
         return Options(None, Path(str(given["resume"])), patience, retries)
     settings = parse_settings(str(given.get("set", "")).split())
     if "min-clients" in given:
-        settings["min_clients"] = given["min-clients"]
+        settings["min_clients"] = toml_value(str(given["min-clients"]))
     options = {name: toml_value(str(value)) for name, value in given.items() if name in _SHARED}
     if nodes and not {"config", "clients"} & set(given):
         options["clients"] = nodes
@@ -80,6 +85,7 @@ def options_of(run_config: Mapping[str, Any], nodes: int) -> Options:
 
 def _seconds(given: Mapping[str, Any], key: str, default: float) -> float:
     value = given.get(key, default)
-    if not isinstance(value, int | float) or not value > 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
         raise ConfigError(f"{key} must be a number of seconds above 0, got {value!r}")
     return float(value)

@@ -35,7 +35,7 @@ from feddm.errors import EmptyRoundError, EngineError, UploadError
 from feddm.federation import start
 from feddm.flower import wire
 from feddm.flower.engine import content_of
-from feddm.flower.node import Job
+from feddm.flower.node import OWN_DATA, Job
 from feddm.protection import with_noise
 from feddm.seeding import generator
 from feddm.tensors import Records
@@ -64,7 +64,7 @@ class FedDM(Strategy):
         **options: Any,
     ) -> None:
         own = {"data.own.classes": list(classes), "data.own.shape": list(shape)}
-        named = {"dataset": "own"} if classes else {}
+        named = {"dataset": OWN_DATA} if classes else {}
         config = resolve(
             preset=options.pop("preset", None),
             options={**named, "clients": clients, **options},

@@ -12,6 +12,7 @@ Both sides check what they get: neither trusts the other.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from io import BytesIO
@@ -61,11 +62,11 @@ def from_arrays(content: RecordDict) -> dict[str, dict[str, torch.Tensor]]:
 
 def _tensor(array: Array, what: str) -> torch.Tensor:
     try:
-        found = np.load(BytesIO(array.data), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UploadError(f"{what} cannot be read: {error}") from None
-    if not isinstance(found, np.ndarray) or str(found.dtype) not in _TYPES:
-        raise UploadError(f"{what} is not an array of numbers")
+        found = np.lib.format.read_array(BytesIO(array.data), allow_pickle=False)
+    except Exception as error:  # numpy does not say what it may stumble over
+        raise _unusable(f"{what} cannot be read: {error}") from None
+    if str(found.dtype) not in _TYPES:
+        raise _unusable(f"{what} is of type {found.dtype}, not one of {', '.join(_TYPES)}")
     return torch.from_numpy(np.ascontiguousarray(found).reshape(found.shape))
 
 
@@ -93,20 +94,32 @@ def to_job(job: Job, download: Mapping[str, ArrayRecord] | None = None) -> Recor
 
 def from_job(content: RecordDict) -> Job:
     """Returns what a server asks; a `ConfigError` says what cannot be understood."""
-    about = _about(content)
-    ours = {"protocol": PROTOCOL, "version": version("feddm")}
-    for key, value in ours.items():
-        if about.get(key) != value:
-            raise ConfigError(
-                f"this node has {key} {value} of feddm, and the server {about.get(key)}"
-            )
     try:
-        config = resolve(json.loads(str(about["config"])))
-        numbers = {key: _count(about[key], key) for key in ("round", "memory")}
-        federation, compiled = str(about["federation"]), bool(about["compiled"])
-    except (KeyError, ValueError, AttributeError) as error:
+        about = _about(content)
+        ours = {"protocol": PROTOCOL, "version": version("feddm")}
+        for key, value in ours.items():
+            if about.get(key) != value:
+                raise ConfigError(
+                    f"this node has {key} {value} of feddm, and the server {about.get(key)}"
+                )
+        numbers = {key: _count(about.get(key), key) for key in ("round", "memory")}
+        federation, compiled = about.get("federation"), about.get("compiled")
+        if not isinstance(federation, str) or not isinstance(compiled, bool):
+            raise UploadError("federation must be a text, and compiled true or false")
+        config = resolve(_object(about.get("config")))
+        return Job(federation, config, compiled, **numbers, download=from_arrays(content))
+    except UploadError as error:
         raise ConfigError(f"the server's message cannot be understood: {error}") from None
-    return Job(federation, config, compiled, **numbers, download=from_arrays(content))
+
+
+def _object(text: object) -> dict[str, Any]:
+    try:
+        values = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UploadError("config must be an object of JSON")
+    return values
 
 
 def _for_nodes(config: Config) -> Config:
@@ -140,6 +153,8 @@ def from_reply(content: RecordDict, client: int) -> tuple[Reply, bool]:
     metrics = content.metric_records.get(METRICS) or MetricRecord()
     numbers = {str(name): _number(value, name) for name, value in metrics.items()}
     seconds = _number(about.get("seconds"), "seconds")
+    if not 0 <= seconds < math.inf:
+        raise UploadError(f"seconds must be a number of at least 0, got {seconds}")
     return Reply(client, from_arrays(content), numbers, seconds), bool(about.get("remembers"))
 
 
@@ -172,7 +187,7 @@ def to_hello(client: int) -> RecordDict:
 
 def from_hello(content: RecordDict) -> int:
     """Returns which client a node is; an `EngineError` says why it does not take part."""
-    return _count(answer(content)["client"], "client")
+    return _count(answer(content).get("client"), "client")
 
 
 class RefusedError(EngineError):
@@ -190,7 +205,7 @@ class RefusedError(EngineError):
 
 def to_error(reason: str, client: int | None = None) -> RecordDict:
     """Returns the content of a message that says why there is no other."""
-    about: dict[str, ConfigRecordValues] = {"error": reason}
+    about: dict[str, ConfigRecordValues] = {"error": _one_line(reason)}
     if client is not None:
         about["client"] = client
     return RecordDict({ABOUT: ConfigRecord(about)})
@@ -207,8 +222,8 @@ def answer(content: RecordDict, client: int | None = None) -> Mapping[str, Any]:
     if "error" in about:
         who = about.get("client")
         raise RefusedError(_one_line(str(about["error"])), who if type(who) is int else None)
-    if client is not None and about.get("client") != client:
-        raise UploadError(f"the answer is of client {about.get('client')!r}")
+    if client is not None and _count(about.get("client"), "client") != client:
+        raise UploadError(f"the answer is of client {about['client']}")
     return about
 
 
@@ -221,17 +236,24 @@ def _about(content: RecordDict) -> Mapping[str, Any]:
 
 def _count(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise ValueError(f"{what} must be a whole number, got {value!r}")
+        raise _unusable(f"{what} must be a whole number from 0, got {value!r}")
     return value
 
 
 def _number(value: object, what: str) -> float:
-    if not isinstance(value, int | float):
-        raise UploadError(f"{what} must be a number, got {value!r}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise _unusable(f"{what} must be a number, got {value!r}")
+
+
+def _unusable(what: str) -> UploadError:
+    # Names and values in it are a stranger's.
+    return UploadError(_one_line(what))
 
 
 def _one_line(text: str) -> str:
     """Returns what a stranger says as a line that does no harm on a screen."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return printable[:300]
+    return "".join(letter if letter.isprintable() else " " for letter in text[:300])
