@@ -131,6 +131,13 @@ def test_two_nodes_cannot_be_one_client() -> None:
     assert outcomes[1] == Loss(1, "no node; others were refused: another node is client 0, too")
 
 
+def test_there_are_no_more_clients_than_there_are() -> None:
+    notices: list[str] = []
+    grid = FakeGrid({50: node(0), 60: node(1), 70: node(2), 80: node(3)})
+    ran(engine(grid, notices=notices))
+    assert notices == ["a node does not take part: there is no client 3"]
+
+
 def test_a_client_that_does_not_want_is_not_waited_for() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: wire.to_error("no!", 2)})

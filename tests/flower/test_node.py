@@ -246,7 +246,7 @@ class TestKnownData:
 
     def test_what_is_held_out_is_judged_and_not_learned(self, nodes: list[Node]) -> None:
         config = configured("fedavg", {"data.holdout": 0.25})
-        setup, node = build(config), nodes[2]
+        setup, node = build(configured("fedavg")), nodes[2]
         own = node._own(config)
         size = len(setup.shards[2])
         assert len(own.held_out) == round(size / 4)

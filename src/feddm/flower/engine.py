@@ -165,6 +165,8 @@ class OnFlower:
         for node, reply in self._replies(messages, deadline):
             try:
                 client = wire.from_hello(content_of(reply))
+                if client >= self._config.partition.clients:
+                    raise RefusedError(f"there is no client {client}", None)
                 if client in self._nodes:
                     raise RefusedError(f"another node is client {client}, too", None)
                 self._nodes[client] = node

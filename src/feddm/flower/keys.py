@@ -41,8 +41,8 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
 def make_node_key(path: Path) -> tuple[Path, Path]:
     """Makes the key of a node, and returns the files of its private and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
-    durable.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), durable.OWNER)
     public = path.with_name(f"{path.name}.pub")
+    durable.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), durable.OWNER)
     openssh = serialization.PublicFormat.OpenSSH
     durable.write(
         public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)

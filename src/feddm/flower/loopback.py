@@ -59,6 +59,8 @@ class Loopback:
         self._authority: Path | None = None
 
     def __enter__(self) -> Self:
+        for name in ("ca.crt", "server.crt", "server.key"):  # of an earlier time
+            (self.folder / name).unlink(missing_ok=True)
         try:
             self.start_superlink()
         except BaseException:
@@ -116,6 +118,8 @@ class Loopback:
         """Returns a new node's way in: with a key of its own, which is registered."""
         if self.insecure:
             return Link(self.address, insecure=True)
+        for name in (f"node{number}", f"node{number}.pub"):  # of an earlier time
+            (self.folder / name).unlink(missing_ok=True)
         key, public = make_node_key(self.folder / f"node{number}")
         self.flwr("supernode", "register", str(public), NAME)
         return Link(self.address, self._authority, key)

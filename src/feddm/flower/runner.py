@@ -13,10 +13,12 @@ interface, which is one reason why the version of Flower is pinned.
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,16 +28,16 @@ import httpx
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import (
     pull_task_input,
@@ -48,8 +50,10 @@ from feddm.errors import EngineError
 from feddm.flower import wire
 
 APP = "feddm/feddm-app"  # the only one that is answered
-POLL = 0.2  # seconds
-START = 60.0  # seconds that a SuperNode may take to start
+POLL = 0.2  # seconds between two looks
+PAUSE = 10.0  # seconds before a SuperNode is started again
+PATIENCE = 300.0  # seconds for which that is tried in vain
+RETRY = 60.0  # seconds for which a lost connection to the SuperNode is tried again
 
 Log = Callable[[str], None]
 
@@ -84,7 +88,10 @@ class Link:
 
 
 def serve(link: Link, node_config: Mapping[str, str | int], folder: Path, log: Log) -> None:
-    """Answers messages until the SuperNode ends, which is an `EngineError`.
+    """Answers messages until somebody ends it; raises `EngineError` if nobody lets it in.
+
+    A SuperNode that ends is started again for a while: a SuperLink takes some time to notice
+    that a node is gone, and does not let the same one in twice.
 
     Args:
         link: The way to the SuperLink.
@@ -94,39 +101,74 @@ def serve(link: Link, node_config: Mapping[str, str | int], folder: Path, log: L
     """
     from feddm.flower.client_app import app  # here, because torch takes long to import
 
-    secret = secrets.token_bytes(32)
-    address = f"127.0.0.1:{free_port()}"
-    with _supernode(link, node_config, folder, address, secret) as process:
-        client = _client(
-            address,
-            SuperExecAuthHttpInterceptor(
-                master_secret=secret,
-                protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}),
-            ),
-        )
-        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        _wait_for(address, process)
-        log("the node is ready")
-        while process.poll() is None:
-            try:
-                answer = client.AcquireTask(wanted)
-            except httpx.HTTPError:
-                time.sleep(POLL)  # it may be about to end, which the next look will show
-                continue
-            if answer.token:
-                answered(address, answer.token, app, log)
-            else:
-                time.sleep(POLL)
-        raise EngineError(
-            f"the SuperNode ended with code {process.returncode}; supernode.log in {folder} "
-            "says why"
-        )
+    last_good = time.monotonic()
+    while True:
+        with _supernode(link, node_config, folder) as node:
+            if _is_in(node):
+                log("the node is ready")
+                _answer_all(node, app, log)
+                last_good = time.monotonic()
+        reason = _last_reason(node.log)
+        if time.monotonic() - last_good > PATIENCE:
+            raise EngineError(f"the SuperNode ended: {reason} ({node.log} says more)")
+        log(f"the SuperNode ended: {reason}; it is started again in {PAUSE:g} s")
+        time.sleep(PAUSE)
+
+
+@dataclass(frozen=True)
+class _SuperNode:
+    """A SuperNode that runs.
+
+    Args:
+        process: It.
+        address: Where it hands messages out.
+        secret: What it takes to get them.
+        log: What it says.
+        begin: Where that begins in the file.
+    """
+
+    process: subprocess.Popen[bytes]
+    address: str
+    secret: bytes
+    log: Path
+    begin: int
+
+
+def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
+    """Answers messages until the SuperNode ends."""
+    auth = SuperExecAuthHttpInterceptor(
+        master_secret=node.secret,
+        protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}),
+    )
+    client = _client(node.address, auth)
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    while node.process.poll() is None:
+        token = ""
+        with contextlib.suppress(httpx.HTTPError):  # it may be about to end
+            token = client.AcquireTask(wanted).token
+        if not token:
+            time.sleep(POLL)
+            continue
+        # A thread of its own: a message of a server that died may never arrive in whole, and
+        # must not keep others waiting. Of whole ones there is one at a time.
+        answer = functools.partial(answered, node.address, token, app, log)
+        threading.Thread(target=answer, daemon=True).start()
+    client.close()
 
 
 def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
     """Answers one message of the SuperNode with the app, if it is meant for it."""
-    client = _client(address, RuntimeTokenHttpInterceptor(token))
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    client = _client(
+        address,
+        RuntimeTokenHttpInterceptor(token),
+        RetryInvoker(
+            lambda: exponential(max_delay=5),
+            httpx.TransportError,
+            max_tries=None,
+            max_time=RETRY,
+        ),
+    )
+    heart = HeartbeatSender(functools.partial(_beat, client))
     heart.start()
     try:
         message, context, run, _ = pull_task_input(client)
@@ -140,13 +182,19 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
         push_message(client, reply, context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
         log(f"{message.metadata.message_type} answered")
-    except httpx.HTTPError as error:
-        log(
-            f"a message could not be answered: {error}"
-        )  # the server waits no longer than it may
+    except Exception as error:  # whatever it is, the next message must find somebody
+        log(f"a message could not be answered: {type(error).__name__}: {error}")
     finally:
-        heart.stop()
+        if heart.is_running:
+            heart.stop()
         client.close()
+
+
+def _beat(client: RuntimeHttpClient) -> bool:
+    """Says that the work goes on. Flower's own would end the process if nobody cares."""
+    with contextlib.suppress(httpx.HTTPError):
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    return True
 
 
 def free_port() -> int:
@@ -156,7 +204,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _client(address: str, interceptor: ProtobufClientInterceptor) -> RuntimeHttpClient:
+def _client(
+    address: str, interceptor: ProtobufClientInterceptor, retry: RetryInvoker | None = None
+) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # of this machine
@@ -165,37 +215,34 @@ def _client(address: str, interceptor: ProtobufClientInterceptor) -> RuntimeHttp
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
             interceptor,
         ],
-        retry_invoker=make_simple_http_retry_invoker(),
+        retry_invoker=retry,
     )
 
 
 @contextlib.contextmanager
 def _supernode(
-    link: Link,
-    node_config: Mapping[str, str | int],
-    folder: Path,
-    address: str,
-    secret: bytes,
-) -> Iterator[subprocess.Popen[bytes]]:
+    link: Link, node_config: Mapping[str, str | int], folder: Path
+) -> Iterator[_SuperNode]:
     """Starts Flower's SuperNode, which starts no app, and ends it afterwards."""
+    secret, port = secrets.token_bytes(32), str(free_port())
     folder.mkdir(parents=True, exist_ok=True)
-    shared = folder / "supernode.secret"
+    shared, log = folder / "supernode.secret", folder / "supernode.log"
     shared.unlink(missing_ok=True)
     durable.write(shared, secret, durable.OWNER)
-    host, _, port = address.partition(":")
     values = " ".join(
         f"{key}={value}" if isinstance(value, int) else f'{key}="{value}"'
         for key, value in node_config.items()
     )
     command = [
         *(command_of("flower-supernode"), *link.options),
-        *("--isolation", "process", "--host", host, "--port", port),
+        *("--isolation", "process", "--host", "127.0.0.1", "--port", port),
         *("--superexec-auth-secret-file", str(shared), "--node-config", values),
     ]
-    with (folder / "supernode.log").open("ab") as out:
+    with log.open("ab") as out:
+        begin = out.tell()
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     try:
-        yield process
+        yield _SuperNode(process, f"127.0.0.1:{port}", secret, log, begin)
     finally:
         process.terminate()
         try:
@@ -206,15 +253,24 @@ def _supernode(
         shared.unlink(missing_ok=True)
 
 
+def _is_in(node: _SuperNode) -> bool:
+    """Waits until the SuperLink has let the SuperNode in, or it has ended."""
+    while node.process.poll() is None:
+        with node.log.open("rb") as file:
+            file.seek(node.begin)
+            if b"SuperNode ID" in file.read():  # which it gets when it is let in
+                return True
+        time.sleep(POLL)
+    return False
+
+
+def _last_reason(log: Path) -> str:
+    """Returns what the SuperNode said last of what went wrong."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    reasons = [line for line in lines if line.startswith("[code") or "Failed" in line]
+    return (reasons or ["without a word"])[-1].strip()
+
+
 def command_of(name: str) -> str:
     """Returns the path of a program that is installed beside this Python."""
     return str(Path(sys.executable).parent / name)
-
-
-def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    host, _, port = address.partition(":")
-    deadline = time.monotonic() + START
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
-            return
-        time.sleep(POLL)
