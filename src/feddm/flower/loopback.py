@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -204,7 +204,7 @@ class Loopback:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # a group of its own, so that its children end with it
+                start_new_session=True,  # Ctrl-C is for us, and we end it
             )
 
     def check(self, *names: str) -> None:
@@ -217,19 +217,16 @@ class Loopback:
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends a process and all that it started."""
         process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+        # Some of them are in sessions of their own, and would outlive it.
+        family = [process.pid, *descendants(process.pid)]
+        send(how, family)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        send(signal.SIGKILL, family)
         process.wait()
 
     def close(self) -> None:
         """Ends all that is left, nodes first."""
-        for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
         for name in reversed(list(self.processes)):
             self.end(name)
 
@@ -248,6 +245,35 @@ class Loopback:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             **self.environment,
         }
+
+
+def descendants(process: int) -> list[int]:
+    """Returns the processes that a process has started, and those that they have."""
+    parents = _parents()
+    found = [process]
+    for parent in found:  # grows on the way
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """Returns every process with the one that started it."""
+    if not Path("/proc/self/stat").exists():
+        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+        return {int(pid): int(of) for pid, of in map(str.split, table.stdout.splitlines())}
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # 12 (name, with whatever characters) state parent ...
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    return parents
+
+
+def send(how: signal.Signals, processes: Iterable[int]) -> None:
+    """Sends a signal to those processes that are still there."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, how)
 
 
 def _ended(directory: Path) -> bool:
