@@ -126,6 +126,10 @@ study-paper-%: dev  ## a table or figure of the paper, as study-paper-ipc
 	$(BIN)/feddm paper $* --scale small $(ARGS)
 	$(BIN)/python scripts/record paper-$* runs/paper/small/$*
 
+study-flower: dev  ## what a deployment costs, and many nodes
+	$(BIN)/python scripts/measure-flower runs/flower.json
+	$(BIN)/python scripts/record flower runs/flower.json
+
 study-bench: dev  ## how fast it is
 	$(BIN)/feddm bench --out runs/bench.json
 	$(BIN)/python scripts/record bench runs/bench.json
