@@ -47,11 +47,9 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config: Config, environment: Mapping[str, Any]) -> Self:
         """Makes a new run directory; one that has anything in it is never taken."""
-        if path.is_file():
-            raise RunDirectoryError(f"{path} is a file; name a directory with --out")
+        check_free(path)
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            _check_empty(path)
             # Two processes may have come so far at once; the one with the lock goes on.
             with cls(path) as directory:
                 _check_empty(path)
@@ -161,6 +159,15 @@ def next_free(parent: Path, name: str) -> Path:
                 path.mkdir(parents=True)  # now nobody else can have it
                 return path
             number += 1
+
+
+def check_free(path: Path) -> None:
+    """Raises `RunDirectoryError` if something is where a new run directory should be."""
+    if path.is_file():
+        raise RunDirectoryError(f"{path} is a file; name a directory with --out")
+    with _explained(path):
+        if path.exists():
+            _check_empty(path)
 
 
 def _check_empty(path: Path) -> None:

@@ -37,6 +37,28 @@ def test_a_node_needs_files_that_are_there(tmp_path: Path) -> None:
         call(*node, "--insecure", "--dataset", "chest")
 
 
+def test_what_is_known_to_fail_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("nothing may be started")
+
+    monkeypatch.setattr("feddm.flower.loopback.Loopback.__enter__", never)
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.toml"
+    own.write_text("[data]\nname = 'chest'\n[data.own]\nclasses = ['ill', 'well']")
+    with pytest.raises(ConfigError, match="min_clients must be at most 2"):
+        call("up", "--clients", 2, "--min-clients", 3)
+    with pytest.raises(ConfigError, match="have none; start each with"):
+        call("up", own)
+    # The rounds of another run would be shown as those of this one.
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "model.safetensors").touch()
+    with pytest.raises(RunDirectoryError, match="earlier exists and is not empty"):
+        call("up", "--out", tmp_path / "earlier")
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("command", [("up",), ("app", "x")])
 def test_without_flower_it_says_how_to_get_it(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

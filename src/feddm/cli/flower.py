@@ -15,8 +15,8 @@ from feddm.cli.report import WriteReport, report_at_end
 from feddm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
+    from feddm.build import Setup
     from feddm.cli.display import Display
-    from feddm.config import Config
     from feddm.flower.loopback import Loopback
 
 EXAMPLES = """\
@@ -27,6 +27,20 @@ Examples:
 - `feddm flower app my-app && flwr run my-app`
 
 - `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`"""
+
+NODE_EXAMPLES = """\
+Examples, with a part of a known data set and with data of one's own:
+
+- `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`
+
+- `feddm flower node --superlink hub:8000 --key me --client 0 --dataset chest --data chest`"""
+
+UP_EXAMPLES = """\
+Examples:
+
+- `feddm flower up --clients 3`
+
+- `feddm flower up --algorithm scaffold --clients 3 --min-clients 2 --folder deployment`"""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,7 +53,7 @@ Insecure = Annotated[
 ]
 
 
-@app.command("app")
+@app.command("app", epilog="Example: `feddm flower app my-app`")
 def write(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
 ) -> None:
@@ -51,7 +65,7 @@ def write(
     print(f"flwr run {folder}")
 
 
-@app.command()
+@app.command(epilog=NODE_EXAMPLES)
 def node(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the federation.")],
     client: Annotated[int, typer.Option(min=0, help="The number of this client, from 0.")],
@@ -93,7 +107,7 @@ def node(
     serve(link, config, settings.folder, lambda text: print(f"feddm: {text}", flush=True))
 
 
-@app.command()
+@app.command(epilog=UP_EXAMPLES)
 @options.configured(without=("workers", "ledger", "data_dir"))
 def up(
     given: options.Given,
@@ -119,38 +133,50 @@ def up(
     if min_clients is not None:
         given = given.with_settings({"min_clients": min_clients})
     config = given.resolved()
+    if config.data.own.classes:
+        raise ConfigError(
+            "data.own is for nodes that have data of their own, and these have none; start "
+            "each with `feddm flower node --dataset`"
+        )
     from feddm.cli.run import shown
     from feddm.flower.loopback import Loopback
-    from feddm.rundir import next_free
+    from feddm.flower.place import server_of
+    from feddm.rundir import check_free, next_free
 
+    # Whatever can be known to fail does so before anything is started.
+    setup = server_of(config)
+    if out is not None:
+        check_free(out)
     directory = out or next_free(Path("runs"), f"flower-{config.algorithm}-{config.data.name}")
-    with (
-        _folder(folder) as place,
-        shown(directory, quiet, json, go_on="") as display,
-        Loopback(place.absolute(), insecure) as loopback,
-    ):
-        _start_nodes(loopback, config, display)
-        _follow(loopback, config, directory.absolute(), display)
-        if report:
-            report_at_end(directory, display)
+    try:
+        with (
+            _folder(folder) as place,
+            shown(directory, quiet, json, go_on="") as display,
+            Loopback(place.absolute(), insecure) as loopback,
+        ):
+            _start_nodes(loopback, config.partition.clients, display)
+            _follow(loopback, setup, directory.absolute(), display)
+            if report:
+                report_at_end(directory, display)
+    finally:
+        if out is None:
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # works only if nothing was begun in it
 
 
-def _start_nodes(loopback: Loopback, config: Config, display: Display) -> None:
-    clients = config.partition.clients
+def _start_nodes(loopback: Loopback, clients: int, display: Display) -> None:
     display.say(f"SuperLink on {loopback.address}; starting {clients} nodes")
     for client in range(clients):
         loopback.start_node(client, loopback.link(client))
 
 
-def _follow(loopback: Loopback, config: Config, directory: Path, display: Display) -> None:
+def _follow(loopback: Loopback, setup: Setup, directory: Path, display: Display) -> None:
     """Starts the run, and shows its rounds as they are written down."""
-    from feddm.build import build_server
-    from feddm.data.catalog import described
-
+    config = setup.config
     file = loopback.folder / "config.toml"
     file.write_text(config.to_toml(), encoding="utf-8")
     run = loopback.run_app({"config": str(file), "out": str(directory)})
-    display.started(config, build_server(config, described(config.data), None), [])
+    display.started(config, setup, [])
     records = []
     for record in loopback.rounds(run, directory):
         display.finished_round(record)

@@ -11,7 +11,7 @@ import typer
 
 from feddm.cli import options
 from feddm.config import Config, ModelConfig, resolve
-from feddm.data.catalog import describe
+from feddm.data.catalog import described
 from feddm.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def message_size(
     from feddm.counting import baseline_sizes, feddm_size
 
     first = configs[0]
-    check_formation(first.synthesis, describe(first.data.name).shape)
+    check_formation(first.synthesis, described(first.data).shape)
     data = build_dataset(first.data)
     rows = [feddm_size(config, data, splits, _papers_images(config)) for config in configs]
     rows += baseline_sizes(first, data, _papers_models(first))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from feddm.config import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
-from feddm.data.catalog import describe
+from feddm.data.catalog import described
 from feddm.errors import ConfigError
 from feddm.presets import PRESETS
 
@@ -113,7 +113,7 @@ class Given:
             self.settings,
             special=special,
         )
-        describe(config.data.name)  # a name that does not exist is told before anything slow
+        described(config.data)  # a name that does not exist is told before anything slow
         return config
 
 

@@ -45,16 +45,7 @@ class FlowerNodes:
         self, config: Config, run: str, before: Mapping[str, Any]
     ) -> Iterator[FlowerSession]:
         del before
-        check(config)
-        if config.privacy.test_secret:
-            raise ConfigError(
-                "privacy.test_secret must be left out: nodes have their own secrets"
-            )
-        info = described(config.data)
-        # What nodes have spent before is theirs to know; one that cannot afford this says so.
-        config = with_noise(config, [])
-        setup = build_server(config, info, test_set(config))
-        yield FlowerSession(self, setup, run)
+        yield FlowerSession(self, server_of(config), run)
 
 
 @dataclass(frozen=True)
@@ -103,6 +94,16 @@ class FlowerSession:
             return None
         said = [client.metrics.get("epsilon", math.inf) for client in record.clients]
         return max(said, default=math.inf)
+
+
+def server_of(config: Config) -> Setup:
+    """Returns the server of a run on nodes; an error says what can be known to fail."""
+    check(config)
+    if config.privacy.test_secret:
+        raise ConfigError("privacy.test_secret must be left out: nodes have their own secrets")
+    # What nodes have spent before is theirs to know; one that cannot afford this says so.
+    config = with_noise(config, [])
+    return build_server(config, described(config.data), test_set(config))
 
 
 def test_set(config: Config) -> Examples | None:
