@@ -184,6 +184,12 @@ def check(config: Config) -> None:
     info = described(config.data)
     check_precision(config.runtime.precision, build_device(config))
     check_min_clients(config)
+    if config.data.holdout and config.privacy.mechanism != "none":
+        # Nor could a node refuse a share that leaves nothing without telling how much it has.
+        raise ConfigError(
+            "data.holdout must be 0 with privacy: a node does not say then how well a model "
+            "does on its examples"
+        )
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
 

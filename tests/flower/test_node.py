@@ -422,6 +422,13 @@ class TestPolicy:
         with pytest.raises(BudgetError, match="no secrets for tests"):
             Node(Settings(0, tmp_path)).hello(Job(A, config))
 
+    @pytest.mark.parametrize("ask", ["hello", "work"])
+    def test_under_privacy_no_share_is_held_out(self, tmp_path: Path, ask: str) -> None:
+        """Whether a share leaves something to learn would tell how many examples there are."""
+        config = own_config("feddm", PRIVATE | {"data.holdout": 0.99})
+        with pytest.raises(ConfigError, match=r"data\.holdout must be 0 with privacy"):
+            getattr(owner(tmp_path, num=2), ask)(first(config))
+
     def test_under_privacy_nobody_judges(self, tmp_path: Path) -> None:
         config = configured("feddm", PRIVATE | {"data.holdout": 0.2})
         with pytest.raises(BudgetError, match="under privacy, a client does not say"):

@@ -12,11 +12,11 @@ from flwr.app import Context, RecordDict
 from fake_grid import FakeGrid, Node
 from feddm.api import Observer, RunResult, execute, resume
 from feddm.config import ALGORITHMS, Config, resolve
-from feddm.errors import LostClientsError, RunDirectoryError
-from feddm.federation import RoundRecord
+from feddm.errors import ConfigError, LostClientsError, RunDirectoryError
+from feddm.federation import ClientRecord, RoundRecord
 from feddm.flower.client_app import app
 from feddm.flower.engine import Patience
-from feddm.flower.place import FlowerNodes
+from feddm.flower.place import FlowerNodes, FlowerSession, server_of
 from feddm.tensors import to_bytes
 from tiny import CLIENTS, SETTINGS
 
@@ -128,9 +128,21 @@ class TestPrivacy:
         with pytest.raises(LostClientsError, match="would have spent epsilon"):
             execute(ours, None, Observer(), nodes(tmp_path))
 
+    @pytest.mark.parametrize("said", [{}, {"epsilon": math.nan}, {"epsilon": -1.0}])
+    def test_who_says_no_number_makes_no_promise(
+        self, tmp_path: Path, said: dict[str, float]
+    ) -> None:
+        session = FlowerSession(nodes(tmp_path), server_of(config(**PRIVATE)), "")
+        clients = [
+            ClientRecord(0, 0.0, 0, 0, {"epsilon": 1.0}),
+            ClientRecord(1, 0.0, 0, 0, said),
+        ]
+        for order in (clients, clients[::-1]):
+            record = RoundRecord(1, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, tuple(order))
+            assert session.epsilon(record) == math.inf
+
     def test_nobody_judges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
         ours = config(rounds=1, **PRIVATE | {"data.holdout": 0.25})
-        (record,) = execute(ours, None, Observer(), nodes(tmp_path)).records
-        assert math.isnan(record.accuracy)
-        assert record.sites == ()
+        with pytest.raises(ConfigError, match=r"data\.holdout must be 0 with privacy"):
+            execute(ours, None, Observer(), nodes(tmp_path))

@@ -83,7 +83,7 @@ class FlowerSession:
         setup = self.setup
         if setup.test is not None:
             return by_test_set(setup.algorithm, setup.test, setup.device)
-        if setup.config.privacy.mechanism != "none" or not setup.config.data.holdout:
+        if not setup.config.data.holdout:
             return _nobody
         assert isinstance(clients, OnFlower)
         return clients.judge
@@ -93,7 +93,8 @@ class FlowerSession:
         if self.setup.config.privacy.mechanism == "none":
             return None
         said = [client.metrics.get("epsilon", math.inf) for client in record.clients]
-        return max(said, default=math.inf)
+        # One that says no number makes no promise.
+        return max((each if each >= 0 else math.inf for each in said), default=math.inf)
 
 
 def server_of(config: Config) -> Setup:
@@ -119,6 +120,6 @@ def test_set(config: Config) -> Examples | None:
 
 
 def _nobody(params: Tensors, number: int) -> Judgement:
-    """Under privacy nodes do not judge, and without examples held out they cannot."""
+    """Without examples held out nodes cannot judge; under privacy they never do."""
     del params, number
     return Judgement(math.nan, math.nan)

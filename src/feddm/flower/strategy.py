@@ -142,8 +142,7 @@ class FedDM(Strategy):
     ) -> Iterable[Message]:
         """Asks all nodes how good the model is, if they hold out examples."""
         del config
-        ours = self._setup.config
-        if not ours.data.holdout or ours.privacy.mechanism != "none":
+        if not self._setup.config.data.holdout:
             return []
         content = wire.to_job(self._job(server_round), {"params": arrays})
         return [
