@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_what_cannot_be_sent_is_lost_at_once() -> None:
 
 
 def test_a_node_that_breaks_says_why() -> None:
-    broken = Error(code=1, reason="it is on fire")
+    broken = Error(code=1, reason="it is on\nfire")
     refused = wire.to_error("the policy says no\nand more")
     grid = FakeGrid({50: node(0, answer=broken), 60: node(1, answer=refused), 70: node(2)})
     outcomes = ran(engine(grid))
@@ -133,8 +133,8 @@ def test_two_nodes_cannot_be_one_client() -> None:
 
 def test_there_are_no_more_clients_than_there_are() -> None:
     notices: list[str] = []
-    grid = FakeGrid({50: node(0), 60: node(1), 70: node(2), 80: node(3)})
-    ran(engine(grid, notices=notices))
+    grid = FakeGrid({50: node(0), 60: node(1), 80: node(3)})
+    assert isinstance(ran(engine(grid, notices=notices))[2], Loss)
     assert notices == ["a node does not take part: there is no client 3"]
 
 
@@ -145,6 +145,71 @@ def test_a_client_that_does_not_want_is_not_waited_for() -> None:
     clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
     assert ran(clients)[2] == Loss(2, "no!")
     assert notices == ["client 2 does not take part: no!"]
+
+
+def test_a_node_that_says_nothing_keeps_nobody_from_being_found() -> None:
+    grid = FakeGrid({40: lambda message: None, 50: node(0), 60: node(1)})
+    patient = Patience(nodes=3600, reply=3600, poll=0.01)
+    clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, lambda text: None)
+    looks = 0
+
+    def late() -> list[int]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            grid.nodes[70] = node(2)
+        return list(grid.nodes)
+
+    grid.get_node_ids = late  # type: ignore[method-assign]
+    assert all(isinstance(outcome, Reply) for outcome in ran(clients).values())
+
+
+def test_who_was_refused_and_mended_takes_part_in_the_next_round() -> None:
+    notices: list[str] = []
+    grid = FakeGrid({50: node(0), 60: node(1), 70: lambda _: wire.to_error("too large", 2)})
+    clients = engine(grid, notices=notices)
+    assert ran(clients, 1)[2] == Loss(2, "too large")
+    assert ran(clients, 2)[2] == Loss(2, "too large")
+    assert notices == ["client 2 does not take part: too large"]  # told once
+    grid.nodes[70] = node(2)  # which by its key is the same node
+    assert isinstance(ran(clients, 3)[2], Reply)
+
+
+def test_a_node_that_took_the_place_of_a_dead_one_is_found() -> None:
+    grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
+    clients = engine(grid)
+    ran(clients, 1)
+    grid.nodes[71] = node(2)  # restarted without a key, while the SuperLink believes in both
+    grid.nodes[70] = lambda message: None
+    assert isinstance(ran(clients, 2)[2], Loss)
+    del grid.nodes[70]
+    assert isinstance(ran(clients, 3)[2], Reply)
+
+
+def test_a_reply_that_flower_cannot_read_costs_a_try_and_not_the_run() -> None:
+    class Fragile(FakeGrid):
+        """Falls over what node 60 sends, with all that it has just fetched."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            wanted = set(message_ids)
+            of_60 = {
+                m.metadata.message_id
+                for m in self.sent
+                if m.metadata.dst_node_id == 60 and m.metadata.message_type == MessageType.TRAIN
+            }
+            if wanted & of_60:
+                self._ready = [
+                    m for m in self._ready if m.metadata.reply_to_message_id not in wanted
+                ]
+                raise ValueError("Invalid object content")
+            return super().pull_messages(wanted)
+
+    clients = engine(Fragile({50: node(0), 60: node(1), 70: node(2)}))
+    unread = {client: Loss(client, "the reply cannot be read") for client in range(3)}
+    assert ran(clients) == unread
+    again = ran(clients)
+    assert again[1] == unread[1]
+    assert isinstance(again[0], Reply) and isinstance(again[2], Reply)
 
 
 def test_a_node_that_comes_back_is_asked_again() -> None:

@@ -380,6 +380,20 @@ class TestReplies:
         with pytest.raises(UploadError, match="loss must be a number, got"):
             wire.from_reply(content, 1)
 
+    @pytest.mark.parametrize(
+        "metrics",
+        [
+            {str(number): 0.0 for number in range(wire.MOST + 1)},
+            {"n" * (wire.LONGEST + 1): 0.0},
+            {"loss\x1b[2J": 0.0},
+        ],
+    )
+    def test_metrics_are_few_and_can_be_shown(self, metrics: dict[str, float]) -> None:
+        with pytest.raises(UploadError) as caught:
+            wire.from_reply(wire.to_reply(Reply(1, {}, metrics, 0.5), False), 1)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) <= 300
+
 
 class TestSites:
     SITE = SiteRecord(3, 0.75, 0.5, 1.25)

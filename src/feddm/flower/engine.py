@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
+import httpx
 import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -79,6 +80,8 @@ class OnFlower:
         self._notice = notice
         self._nodes: dict[int, int] = {}  # client -> node
         self._refused: dict[int, RefusedError] = {}  # node -> why
+        self._told: dict[int, str] = {}  # node -> what the user was told of it
+        self._one_by_one = False  # replies are fetched so
         self._pending: dict[int, Records] = {}
 
     def __enter__(self) -> Self:
@@ -142,43 +145,55 @@ class OnFlower:
         )
 
     def _find_nodes(self, clients: set[int]) -> None:
-        """Asks nodes that are new who they are, until there is one for each of the clients."""
+        """Asks nodes who they are, until there is one for each of the clients.
+
+        One that was refused before is asked again: its owner may have mended it since. One
+        that says nothing keeps nobody else from being asked and found.
+        """
         deadline = time.monotonic() + self._patience.nodes
+        content = wire.to_job(self._job())
+        asked: dict[str, int] = {}  # message -> node
+        self._refused = {}
         while True:
             there = set(self._grid.get_node_ids())
             self._nodes = {c: node for c, node in self._nodes.items() if node in there}
-            self._refused = {n: why for n, why in self._refused.items() if n in there}
-            new = there - set(self._nodes.values()) - set(self._refused)
-            if new:
-                self._greet(new, deadline)
+            asked = {message: node for message, node in asked.items() if node in there}
+            known = {*self._nodes.values(), *self._refused, *asked.values()}
+            asked |= self._sent(
+                {
+                    node: self._message(content, node, MessageType.QUERY, deadline)
+                    for node in there - known
+                }
+            )
+            for node, reply in self._arrived(asked):
+                self._meet(node, reply)
             if clients <= set(self._nodes) | set(self._declined()):
                 return
             if time.monotonic() >= deadline:
                 return
             time.sleep(self._patience.poll)
 
-    def _greet(self, nodes: set[int], deadline: float) -> None:
-        content = wire.to_job(self._job())
-        messages = {
-            node: self._message(content, node, MessageType.QUERY, deadline) for node in nodes
-        }
-        for node, reply in self._replies(messages, deadline):
-            try:
-                client = wire.from_hello(content_of(reply))
-                if client >= self._config.partition.clients:
-                    raise RefusedError(f"there is no client {client}", None)
-                if client in self._nodes:
-                    raise RefusedError(f"another node is client {client}, too", None)
-                self._nodes[client] = node
-            except RefusedError as error:
-                self._refuse(node, error)
-            except FedDMError as error:
-                self._refuse(node, RefusedError(str(error), None))
+    def _meet(self, node: int, reply: Message | None) -> None:
+        """Makes a node the client that it says it is, or refuses it."""
+        try:
+            client = wire.from_hello(content_of(reply))
+            if client >= self._config.partition.clients:
+                raise RefusedError(f"there is no client {client}", None)
+            if client in self._nodes:
+                raise RefusedError(f"another node is client {client}, too", None)
+            self._nodes[client] = node
+        except RefusedError as error:
+            self._refuse(node, error)
+        except FedDMError as error:
+            self._refuse(node, RefusedError(str(error), None))
 
     def _refuse(self, node: int, why: RefusedError) -> None:
         self._refused[node] = why
         who = "a node" if why.client is None else f"client {why.client}"
-        self._notice(f"{who} does not take part: {why}")
+        text = f"{who} does not take part: {why}"
+        if self._told.get(node) != text:  # the same words every round are no news
+            self._notice(text)
+        self._told[node] = text
 
     def _declined(self) -> dict[int, str]:
         """Returns the clients whose nodes are there and do not take part, and why."""
@@ -233,20 +248,41 @@ class OnFlower:
 
     def _replies(
         self, messages: Mapping[int, Message], deadline: float
-    ) -> Iterator[tuple[int, Message]]:
+    ) -> Iterator[tuple[int, Message | None]]:
         """Yields the replies as they arrive, by the keys of what they reply to."""
-        sent = set(self._grid.push_messages(list(messages.values())))
-        # Sending gave them their identities; one that was not sent is not among those.
-        keys = {message.metadata.message_id: key for key, message in messages.items()}
-        keys = {identity: key for identity, key in keys.items() if identity in sent}
+        keys = self._sent(messages)
         while keys and time.monotonic() < deadline:
-            arrived = list(self._grid.pull_messages(list(keys)))
-            for reply in arrived:
-                key = keys.pop(reply.metadata.reply_to_message_id, None)
-                if key is not None:
-                    yield key, reply
+            arrived = self._arrived(keys)
+            yield from arrived
             if keys and not arrived:
                 time.sleep(self._patience.poll)
+
+    def _sent(self, messages: Mapping[int, Message]) -> dict[str, int]:
+        """Sends messages, and returns the keys of those that were sent by their identities."""
+        sent = set(self._grid.push_messages(list(messages.values()))) if messages else set()
+        # Sending gave them their identities; one that was not sent is not among those.
+        keys = {message.metadata.message_id: key for key, message in messages.items()}
+        return {identity: key for identity, key in keys.items() if identity in sent}
+
+    def _arrived(self, keys: dict[str, int]) -> list[tuple[int, Message | None]]:
+        """Returns the replies that are there, and takes them off the list.
+
+        Flower fails on a reply that is not well made, and loses all that it fetched with it.
+        Those are ``None``, and from then on each reply is fetched alone.
+        """
+        if not keys:
+            return []
+        arrived: dict[str, Message | None] = {}
+        for some in [[identity] for identity in keys] if self._one_by_one else [list(keys)]:
+            try:
+                replies = list(self._grid.pull_messages(some))
+                arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
+            except httpx.HTTPError:
+                raise  # of the SuperLink, and of no node
+            except Exception:  # nobody says what it may be
+                self._one_by_one = True
+                arrived |= dict.fromkeys(some)
+        return [(keys.pop(name), reply) for name, reply in arrived.items() if name in keys]
 
 
 # How a checkpoint keeps the round whose memory is in force: records, as all that it keeps.
@@ -257,9 +293,11 @@ def _kept(number: int) -> Records:
     return {_MEMORY: {_ROUND: torch.tensor(number)}}
 
 
-def content_of(reply: Message) -> RecordDict:
-    """Returns what a reply says; an `EngineError` if Flower says that there is none."""
+def content_of(reply: Message | None) -> RecordDict:
+    """Returns what a reply says; an `EngineError` if it is not there or no good."""
+    if reply is None:
+        raise EngineError("the reply cannot be read")
     if not reply.has_error():
         return reply.content
-    reason = reply.error.reason or "no reason is given"
+    reason = wire.one_line(reply.error.reason or "no reason is given")
     raise EngineError(f"the node failed (Flower's code {reply.error.code}: {reason})")

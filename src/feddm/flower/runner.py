@@ -57,6 +57,8 @@ RETRY = 60.0  # seconds for which a lost connection to the SuperNode is tried ag
 
 Log = Callable[[str], None]
 
+_busy = threading.Lock()
+
 
 @dataclass(frozen=True)
 class Link:
@@ -150,7 +152,7 @@ def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
             time.sleep(POLL)
             continue
         # A thread of its own: a message of a server that died may never arrive in whole, and
-        # must not keep others waiting. Of whole ones there is one at a time.
+        # must not keep others waiting.
         answer = functools.partial(answered, node.address, token, app, log)
         threading.Thread(target=answer, daemon=True).start()
     client.close()
@@ -174,7 +176,10 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
         message, context, run, _ = pull_task_input(client)
         log(f"{message.metadata.message_type} begun")
         if run.fab_id == APP:
-            reply = app(message=message, context=context)
+            # One at a time, also if one began under a SuperNode that is gone: the number of
+            # torch's threads, on which bits depend, is that of the whole process.
+            with _busy:
+                reply = app(message=message, context=context)
         else:
             log(f"refused: the server sent {run.fab_id!r}")
             reason = f"this node runs {APP} alone, as it is installed here"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,10 @@ from feddm.tensors import Records
 PROTOCOL = 1
 ABOUT, METRICS = "feddm", "metrics"
 
+Value = TypeVar("Value")
+
+# Most values of a kind, and letters of a name; a large ResNet has some hundred parameters.
+MOST, LONGEST = 1000, 200
 # Types that an array may have; no other is read.
 _TYPES = ("float32", "float16", "float64", "uint8", "int32", "int64")
 
@@ -55,9 +59,19 @@ def to_arrays(records: Records) -> dict[str, ArrayRecord]:
 def from_arrays(content: RecordDict) -> dict[str, dict[str, torch.Tensor]]:
     """Returns the records in a message; an `UploadError` says what is none."""
     return {
-        name: {key: _tensor(array, f"{name} {key}") for key, array in arrays.items()}
-        for name, arrays in content.array_records.items()
+        name: {key: _tensor(array, f"{name} {key}") for key, array in _few(arrays).items()}
+        for name, arrays in _few(content.array_records).items()
     }
+
+
+def _few(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Returns values by names that an honest message may have: names may be shown."""
+    if len(values) > MOST:
+        raise UploadError(f"a message has at most {MOST} values of a kind, got {len(values)}")
+    for name in values:
+        if not name.isprintable() or len(name) > LONGEST:
+            raise _unusable(f"a name has at most {LONGEST} printable letters, got {name}")
+    return values
 
 
 def _tensor(array: Array, what: str) -> torch.Tensor:
@@ -151,7 +165,7 @@ def from_reply(content: RecordDict, client: int) -> tuple[Reply, bool]:
     """Returns the reply of a client and whether it remembers something of the round."""
     about = answer(content, client)
     metrics = content.metric_records.get(METRICS) or MetricRecord()
-    numbers = {str(name): _number(value, name) for name, value in metrics.items()}
+    numbers = {name: _number(value, name) for name, value in _few(metrics).items()}
     seconds = _number(about.get("seconds"), "seconds")
     if not 0 <= seconds < math.inf:
         raise UploadError(f"seconds must be a number of at least 0, got {seconds}")
@@ -205,7 +219,7 @@ class RefusedError(EngineError):
 
 def to_error(reason: str, client: int | None = None) -> RecordDict:
     """Returns the content of a message that says why there is no other."""
-    about: dict[str, ConfigRecordValues] = {"error": _one_line(reason)}
+    about: dict[str, ConfigRecordValues] = {"error": one_line(reason)}
     if client is not None:
         about["client"] = client
     return RecordDict({ABOUT: ConfigRecord(about)})
@@ -221,7 +235,7 @@ def answer(content: RecordDict, client: int | None = None) -> Mapping[str, Any]:
     about = _about(content)
     if "error" in about:
         who = about.get("client")
-        raise RefusedError(_one_line(str(about["error"])), who if type(who) is int else None)
+        raise RefusedError(one_line(str(about["error"])), who if type(who) is int else None)
     if client is not None and _count(about.get("client"), "client") != client:
         raise UploadError(f"the answer is of client {about['client']}")
     return about
@@ -251,9 +265,9 @@ def _number(value: object, what: str) -> float:
 
 def _unusable(what: str) -> UploadError:
     # Names and values in it are a stranger's.
-    return UploadError(_one_line(what))
+    return UploadError(one_line(what))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Returns what a stranger says as a line that does no harm on a screen."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:300])
