@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddm.cli import app
-from feddm.errors import ConfigError, MissingExtraError, RunDirectoryError
+from feddm.errors import ConfigError, LedgerError, MissingExtraError, RunDirectoryError
 
 
 def call(*arguments: object) -> None:
@@ -35,6 +35,24 @@ def test_a_node_needs_files_that_are_there(tmp_path: Path) -> None:
         call(*node, "--insecure", "--key", tmp_path / "key")
     with pytest.raises(ConfigError, match="lacks data, where its chest is"):
         call(*node, "--insecure", "--dataset", "chest")
+
+
+def test_a_node_says_whether_anything_limits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("feddm.flower.runner.serve", lambda *_: None)
+    node = ("node", "--superlink", "127.0.0.1:1", "--client", 0, "--insecure")
+    call(*node)
+    assert "whatever the server asks is done" in capsys.readouterr().out
+    file = tmp_path / "policy.toml"
+    monkeypatch.setenv("FEDDM_POLICY", str(file))
+    file.write_text("epsilon = 4")
+    call(*node)
+    assert capsys.readouterr().out == ""
+    file.write_text("epsilom = 4")
+    with pytest.raises(LedgerError, match="unknown key epsilom"):
+        call(*node)  # before anybody is asked
 
 
 def test_what_is_known_to_fail_starts_nothing(

@@ -95,6 +95,7 @@ def node(
         raise ConfigError("--insecure has no use for --key: nodes are known by keys over TLS")
     from feddm.flower.node import settings_of
     from feddm.flower.runner import Link, serve
+    from feddm.policy import Policy, own_policy
 
     config: dict[str, str | int] = {"partition-id": client}
     config |= {
@@ -103,8 +104,10 @@ def node(
         if value
     }
     settings = settings_of(config)
+    if own_policy(settings.dataset) == Policy():
+        _say("there is no policy.toml: whatever the server asks is done, also without privacy")
     link = Link(superlink, root_certificates, key, insecure)
-    serve(link, config, settings.folder, lambda text: print(f"feddm: {text}", flush=True))
+    serve(link, config, settings.folder, _say)
 
 
 @app.command(epilog=UP_EXAMPLES)
@@ -191,6 +194,10 @@ def _folder(named: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="feddm-") as folder:
         yield Path(folder)
+
+
+def _say(text: str) -> None:
+    print(f"feddm: {text}", flush=True)
 
 
 def _text(path: Path | None) -> str:

@@ -103,6 +103,7 @@ def serve(link: Link, node_config: Mapping[str, str | int], folder: Path, log: L
     """
     from feddm.flower.client_app import app  # here, because torch takes long to import
 
+    log(f"looking for {link.superlink}; {folder / 'supernode.log'} says more")
     last_good = time.monotonic()
     while True:
         with _supernode(link, node_config, folder) as node:
@@ -230,7 +231,8 @@ def _supernode(
 ) -> Iterator[_SuperNode]:
     """Starts Flower's SuperNode, which starts no app, and ends it afterwards."""
     secret, port = secrets.token_bytes(32), str(free_port())
-    folder.mkdir(parents=True, exist_ok=True)
+    with durable.explained(EngineError, folder):
+        durable.make_private(folder)
     shared, log = folder / "supernode.secret", folder / "supernode.log"
     shared.unlink(missing_ok=True)
     durable.write(shared, secret, durable.OWNER)
