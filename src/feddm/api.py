@@ -235,7 +235,7 @@ def _go(
             setup.algorithm, clients, federation, judge, plan, observer.progress
         ):
             federation = latest
-            if (epsilon := session.epsilon(record)) is not None:
+            if (epsilon := session.epsilon([*records, record])) is not None:
                 record = promised(record, epsilon, config.privacy)
             if directory is not None:
                 directory.save_round(federation, record, clients.memories)

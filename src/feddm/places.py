@@ -56,8 +56,8 @@ class Session(Protocol):
     def judge(self, clients: Clients) -> Judge:
         """Returns who says how good a model is."""
 
-    def epsilon(self, record: RoundRecord) -> float | None:
-        """Returns the most that any client has spent; ``None`` without privacy."""
+    def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
+        """Returns the most that any client has spent by now; ``None`` without privacy."""
 
 
 class Place(Protocol):
@@ -128,8 +128,8 @@ class LocalSession:
         del clients
         return by_test_set(self.setup.algorithm, self.setup.dataset.test, self.setup.device)
 
-    def epsilon(self, record: RoundRecord) -> float | None:
-        del record
+    def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
+        del records
         return None if self.setup.vaults is None else self.setup.vaults.epsilon()
 
 

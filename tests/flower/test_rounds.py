@@ -139,7 +139,19 @@ class TestPrivacy:
         ]
         for order in (clients, clients[::-1]):
             record = RoundRecord(1, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, tuple(order))
-            assert session.epsilon(record) == math.inf
+            assert session.epsilon([record]) == math.inf
+
+    def test_what_was_spent_in_an_earlier_round_counts(self, tmp_path: Path) -> None:
+        session = FlowerSession(nodes(tmp_path), server_of(config(**PRIVATE)), "")
+        # Client 0 had spent 3 before, and is not asked in round 2.
+        first, second = (
+            RoundRecord(number, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, (client,))
+            for number, client in (
+                (1, ClientRecord(0, 0.0, 0, 0, {"epsilon": 3.0})),
+                (2, ClientRecord(1, 0.0, 0, 0, {"epsilon": 0.5})),
+            )
+        )
+        assert session.epsilon([first, second]) == 3.0
 
     def test_nobody_judges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -88,11 +88,15 @@ class FlowerSession:
         assert isinstance(clients, OnFlower)
         return clients.judge
 
-    def epsilon(self, record: RoundRecord) -> float | None:
-        """Returns the most that any client of the round says it has spent."""
+    def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
+        """Returns the most that any client says it has spent, whether or not asked now."""
         if self.setup.config.privacy.mechanism == "none":
             return None
-        said = [client.metrics.get("epsilon", math.inf) for client in record.clients]
+        said = [
+            client.metrics.get("epsilon", math.inf)
+            for record in records
+            for client in record.clients
+        ]
         # One that says no number makes no promise.
         return max((each if each >= 0 else math.inf for each in said), default=math.inf)
 
