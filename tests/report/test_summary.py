@@ -78,3 +78,8 @@ class TestClientsElsewhere:
         assert summary.losses([told]) == [
             "far, seed 0, round 2: client 1 brought nothing: no reply within 5 s."
         ]
+
+    def test_they_are_asked_again_by_flower(self) -> None:
+        told = summary.setup(method("far", records([0.5]), data__holdout=0.2))
+        assert told["command"].startswith("flwr run")
+        assert told["file"]

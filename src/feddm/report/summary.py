@@ -229,10 +229,11 @@ def promise(method: Method) -> dict[str, str]:
 def setup(method: Method) -> dict[str, Any]:
     """Returns how to run a method again."""
     config = method.config
-    short = None if config.data.own.classes else command(config)
-    long = "feddm run config.toml"
-    if config.data.own.classes:
-        long = "flwr run my-app -c 'config=\"config.toml\"'"
+    on_nodes = bool(config.data.own.classes or config.data.holdout)
+    short = None if on_nodes else command(config)
+    long = (
+        "flwr run my-app -c 'config=\"config.toml\"'" if on_nodes else "feddm run config.toml"
+    )
     return {
         "name": method.name,
         "seeds": _all_of(run.config.seed for run in method.runs),
