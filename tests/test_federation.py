@@ -7,11 +7,10 @@ import torch
 
 from feddm import federation
 from feddm.data.examples import Examples
-from feddm.engines.base import Reply
+from feddm.engines.base import Loss, Reply
 from feddm.errors import LostClientsError
 from feddm.federation import (
     Federation,
-    LossRecord,
     Plan,
     RoundRecord,
     cohort_size,
@@ -93,7 +92,7 @@ def test_a_round_goes_on_without_those_who_are_lost() -> None:
     engine = Backwards(Summing(), DATA, lost=[{1}, {0, 3}])
     (_, first), (_, second), (_, third) = rounds(engine=engine, min_clients=2)
     assert [client.client for client in first.clients] == [0, 2, 3]
-    assert first.losses == (LossRecord(1, "the line is dead"),)
+    assert first.losses == (Loss(1, "the line is dead"),)
     # Lost clients were sent the model all the same.
     assert (first.floats_up, first.floats_down) == (3, CLIENTS)
     assert [loss.client for loss in second.losses] == [0, 3]
@@ -107,7 +106,7 @@ def test_what_is_refused_is_lost_as_well() -> None:
     number = float(torch.randn((), generator=torch.Generator().manual_seed(5)))
     _, record = next(rounds(Summing(refuse=5 + math.floor(number)), min_clients=1))
     assert [client.client for client in record.clients] == [0, 1, 2]
-    assert record.losses == (LossRecord(3, "the sum is too large"),)
+    assert record.losses == (Loss(3, "the sum is too large"),)
 
 
 def test_too_few_are_tried_again() -> None:

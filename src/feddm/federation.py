@@ -39,14 +39,6 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
-class LossRecord:
-    """A client that was asked in a round and brought nothing."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class SiteRecord:
     """How well the new model does on what a client holds out.
 
@@ -110,7 +102,7 @@ class RoundRecord:
     client_seconds: float
     server_seconds: float
     clients: tuple[ClientRecord, ...]
-    losses: tuple[LossRecord, ...] = ()
+    losses: tuple[Loss, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
@@ -312,7 +304,7 @@ class Intake:
         min_clients: int | None,
     ) -> None:
         self.records: list[ClientRecord] = []
-        self.losses: list[LossRecord] = []
+        self.losses: list[Loss] = []
         self.algorithm = algorithm
         self.download = download
         self.cohort = cohort
@@ -344,7 +336,7 @@ class Intake:
         return Upload(reply.client, reply.upload)
 
     def _lose(self, client: int, reason: str) -> None:
-        self.losses.append(LossRecord(client, reason))
+        self.losses.append(Loss(client, reason))
         left = len(self.cohort) - len(self.losses)
         if left < self._needed:
             lost = "; ".join(f"client {loss.client}: {loss.reason}" for loss in self.losses)

@@ -7,7 +7,8 @@ import json
 import math
 from typing import Any
 
-from feddm.federation import ClientRecord, LossRecord, RoundRecord, SiteRecord
+from feddm.engines.base import Loss
+from feddm.federation import ClientRecord, RoundRecord, SiteRecord
 
 
 def to_line(record: RoundRecord) -> str:
@@ -30,7 +31,7 @@ def from_line(line: str) -> RoundRecord:
         if not isinstance(fields["round"], int):
             raise TypeError(f"round {fields['round']!r}")
         clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
-        losses = tuple(LossRecord(**loss) for loss in fields.pop("losses", []))
+        losses = tuple(Loss(**loss) for loss in fields.pop("losses", []))
         sites = tuple(SiteRecord(**_numbers(site)) for site in fields.pop("sites", []))
         if "epsilon" in fields and fields["epsilon"] is None:
             fields["epsilon"] = math.inf

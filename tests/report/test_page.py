@@ -10,7 +10,8 @@ import pytest
 from markupsafe import escape
 
 from fabricated import ENVIRONMENT, config, method, private_records, records
-from feddm.federation import LossRecord, SiteRecord
+from feddm.engines.base import Loss
+from feddm.federation import SiteRecord
 from feddm.promise import introduction
 from feddm.report.page import Report, drawn, html
 from feddm.report.pictures import Partition, Sheet, png
@@ -54,7 +55,7 @@ def embedded(page: str) -> Any:
 def evil_report() -> Report:
     rounds = records(
         [0.5, 0.75],
-        losses=(LossRecord(0, EVIL),),
+        losses=(Loss(0, EVIL),),
         sites=(SiteRecord(0, 0.5, 0.5, 1.0),),
     )
     one = method(EVIL, rounds, environment={EVIL: EVIL}, data__dir=EVIL)

@@ -1,5 +1,6 @@
 from fabricated import method, record, records
-from feddm.federation import LossRecord, SiteRecord
+from feddm.engines.base import Loss
+from feddm.federation import SiteRecord
 from feddm.report import summary
 from feddm.report.runs import Method
 from feddm.report.summary import cards, differences, lede, row, title
@@ -73,7 +74,7 @@ class TestClientsElsewhere:
         assert sites.summary == "mean 70.00 %, worst 50.00 %; balanced 60.00 %"
 
     def test_losses_are_named_with_their_round(self) -> None:
-        lost = (LossRecord(1, "no reply within 5 s"),)
+        lost = (Loss(1, "no reply within 5 s"),)
         told = method("far", (record(1, 0.5), record(2, 0.6, losses=lost)))
         assert summary.losses([told]) == [
             "far, seed 0, round 2: client 1 brought nothing: no reply within 5 s."

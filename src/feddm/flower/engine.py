@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import httpx
 import torch
@@ -83,17 +82,6 @@ class OnFlower:
         self._told: dict[int, str] = {}  # node -> what the user was told of it
         self._one_by_one = False  # replies are fetched so
         self._pending: dict[int, Records] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """There is nothing to close: nodes belong to others."""
 
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]:
         del tick  # nodes say nothing until they are done

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -127,7 +127,7 @@ class Loopback:
         self.flwr("supernode", "register", str(public), NAME)
         return Link(self.address, self._authority, key)
 
-    def start_node(self, number: int, link: Link, options: Sequence[str] = ()) -> None:
+    def start_node(self, number: int, link: Link) -> None:
         """Starts the node of a client."""
         known = ["--superlink", link.superlink, "--client", str(number)]
         if link.insecure:
@@ -135,7 +135,7 @@ class Loopback:
         else:
             known += ["--root-certificates", str(link.certificates), "--key", str(link.key)]
         folder = self.folder / "nodes" / f"client_{number:06d}"
-        known += ["--folder", str(folder), *options]
+        known += ["--folder", str(folder)]
         self.start(f"node{number}", sys.executable, "-m", "feddm", "flower", "node", *known)
 
     def run_app(
@@ -210,12 +210,11 @@ class Loopback:
                 start_new_session=True,  # Ctrl-C is for us, and we end it
             )
 
-    def check(self, *names: str) -> None:
-        """Raises `EngineError` if one of these processes, by default any, has ended."""
-        for name in names or self.processes:
-            code = self.processes[name].poll()
-            if code is not None:
-                raise EngineError(f"{name} ended with code {code}; {self._logs}")
+    def check(self, name: str) -> None:
+        """Raises `EngineError` if a process has ended."""
+        code = self.processes[name].poll()
+        if code is not None:
+            raise EngineError(f"{name} ended with code {code}; {self._logs}")
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends a process and all that it started."""

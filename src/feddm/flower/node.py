@@ -18,16 +18,8 @@ import numpy as np
 import torch
 from platformdirs import user_data_path
 
-from feddm.acceleration import accelerated, compiler_problem
 from feddm.algorithms.base import Algorithm
-from feddm.build import (
-    build_algorithm,
-    build_dataset,
-    build_device,
-    build_model,
-    build_shards,
-    check,
-)
+from feddm.build import build_dataset, build_server, build_shards, check
 from feddm.config import Config, DataConfig, PartitionConfig
 from feddm.data.catalog import DATASETS, DatasetInfo, described
 from feddm.data.datasets import Dataset
@@ -175,12 +167,12 @@ class Node:
         """Returns the reply to a task, and whether there is something to remember of it."""
         policy, algorithm, device = self._agreed(job)
         client, memory = self.settings.client, Memory(self.settings.folder / "memory")
-        examples = self._own(job.config).train
+        own = self._own(job.config)
         task = Task(client, job.round, job.config.seed, job.download)
         remembered = memory.recall(job.federation, job.memory)
-        with self._vault(job, policy) as vault:
+        with self._vault(job, policy, own) as vault:
             result, seconds = perform(
-                algorithm, task, examples, remembered, ignore, device, vault
+                algorithm, task, own.train, remembered, ignore, device, vault
             )
         if result.memory:
             memory.keep(job.federation, job.round, result.memory, before=job.memory)
@@ -232,7 +224,9 @@ class Node:
         return policy, algorithm, device
 
     def _own(self, config: Config) -> Own:
-        return _own(self.settings, self.load, config.data, config.partition, config.seed)
+        # What `load` returns is its own to keep: each message brings another `load`.
+        read = _own if self.load is None else _own.__wrapped__
+        return read(self.settings, self.load, config.data, config.partition, config.seed)
 
     @property
     def _name(self) -> str:
@@ -251,13 +245,12 @@ class Node:
             raise ConfigError(f"this node has {has}, and the server asks for {info.name}")
 
     @contextlib.contextmanager
-    def _vault(self, job: Job, policy: Policy) -> Iterator[Vault | None]:
+    def _vault(self, job: Job, policy: Policy, own: Own) -> Iterator[Vault | None]:
         """Yields what this client keeps about its privacy, while nobody else spends of it."""
         config = job.config
         if config.privacy.mechanism == "none":
             yield None
             return
-        own = self._own(config)
         root = self.settings.folder / "ledger" if self._name else ledger_root()
         ledger = Ledger(root.absolute() / own.dataset.info.name)
         # Its own data are the same whatever its number is, and what they cost adds up.
@@ -339,8 +332,8 @@ def _loaded(load: Load, info: DatasetInfo) -> Examples:
 @functools.lru_cache(maxsize=1)
 def _algorithm(config: Config, compiled: bool) -> tuple[Algorithm, torch.device]:
     """Returns what the configuration describes; the last is kept, for it may be compiled."""
-    info, device = described(config.data), build_device(config)
-    model = build_model(config.model, info.shape, len(info.classes))
-    compiled = compiled and compiler_problem(device) is None
-    model = accelerated(model, compiled, config.runtime.precision)
-    return build_algorithm(config, model, device), device
+    compile_ = "on" if compiled else "off"
+    runtime = config.runtime.model_copy(update={"compile": compile_})
+    config = config.model_copy(update={"runtime": runtime})
+    setup = build_server(config, described(config.data), None)
+    return setup.algorithm, setup.device

@@ -67,9 +67,11 @@ class FlowerSession:
     def check(self, records: Sequence[RoundRecord]) -> None:
         """Nodes check for themselves."""
 
-    def clients(self, memories: Mapping[int, Records]) -> OnFlower:
+    def clients(
+        self, memories: Mapping[int, Records]
+    ) -> contextlib.AbstractContextManager[OnFlower]:
         place, setup = self.place, self.setup
-        return OnFlower(
+        clients = OnFlower(
             place.grid,
             self.run,
             setup.config,
@@ -78,6 +80,7 @@ class FlowerSession:
             place.patience,
             place.notice,
         )
+        return contextlib.nullcontext(clients)  # nodes belong to others, and are not closed
 
     def judge(self, clients: Clients) -> Judge:
         setup = self.setup

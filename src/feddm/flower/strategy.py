@@ -31,7 +31,7 @@ from feddm.config import resolve
 from feddm.data.catalog import described
 from feddm.data.examples import Normalization
 from feddm.engines.base import Reply, threads
-from feddm.errors import EmptyRoundError, EngineError, UploadError
+from feddm.errors import EngineError, UploadError
 from feddm.federation import start
 from feddm.flower import wire
 from feddm.flower.engine import content_of
@@ -190,6 +190,6 @@ class FedDM(Strategy):
                 reply, remembers = wire.from_reply(content, client)
                 self._setup.algorithm.check(reply.upload, self._download)
                 good[client] = reply, message.metadata.src_node_id, remembers
-            except (EngineError, UploadError, EmptyRoundError) as error:
+            except (EngineError, UploadError) as error:
                 log(WARNING, "feddm: a node brought nothing: %s", error)
         return good
