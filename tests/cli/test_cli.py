@@ -154,17 +154,19 @@ class TestMistakes:
         assert (shown.code, shown.out) == (2, "")
         assert "No such option '--rond'" in shown.err
         assert "--rounds" in shown.err
-        assert len(shown.err.splitlines()) <= 5
+        assert len(shown.err.splitlines()) == 1
 
     def test_in_the_name_of_a_command(self, feddm_: Feddm) -> None:
         shown = feddm_("runn")
         assert (shown.code, shown.out) == (2, "")
         assert shown.err.count("Did you mean 'run'?") == 1
+        assert len(shown.err.splitlines()) == 1
 
     def test_a_text_where_a_number_should_be(self, feddm_: Feddm) -> None:
         shown = feddm_("run", "--clients", "ten")
         assert (shown.code, shown.out) == (2, "")
         assert "'ten' is not a valid integer" in shown.err
+        assert len(shown.err.splitlines()) == 1
 
     @pytest.mark.parametrize(
         ("words", "message"),

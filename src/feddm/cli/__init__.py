@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from feddm.allocation import keep_freed_memory
@@ -93,7 +94,13 @@ def main() -> None:
     # Whoever is asked to end by the system cleans up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # the help itself
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        where = "feddm" if error.ctx is None else error.ctx.command_path
+        _end(f"{error.format_message().rstrip('.')}; `{where} --help` says more", 2)
     except FedDMError as error:
         _end(str(error), 2)
     except OSError as error:
