@@ -164,6 +164,28 @@ def test_a_node_that_says_nothing_keeps_nobody_from_being_found() -> None:
     assert all(isinstance(outcome, Reply) for outcome in ran(clients).values())
 
 
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> None:
+    """Flower answers for it that it is gone, or that the question is."""
+    asked = 0
+
+    def restarting(message: Message) -> RecordDict | Error | None:
+        nonlocal asked
+        asked += 1
+        return Error(code=code, reason="gone") if asked < 3 else node(2)(message)
+
+    notices: list[str] = []
+    clients = engine(FakeGrid({50: node(0), 60: node(1), 70: restarting}), notices=notices)
+    assert all(isinstance(outcome, Reply) for outcome in ran(clients).values())
+    assert notices == []
+
+
+def test_a_node_that_stays_away_is_not_waited_for_longer_than_any_other() -> None:
+    gone = Error(code=5, reason="gone")
+    grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: gone})
+    assert ran(engine(grid))[2] == Loss(2, "no node within 0.2 s")
+
+
 def test_who_was_refused_and_mended_takes_part_in_the_next_round() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda _: wire.to_error("too large", 2)})

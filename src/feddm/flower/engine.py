@@ -154,7 +154,8 @@ class OnFlower:
                 }
             )
             for node, reply in self._arrived(asked):
-                self._meet(node, reply)
+                if not _undelivered(reply):  # else it is asked again: it may be back by then
+                    self._meet(node, reply)
             if clients <= set(self._nodes) | set(self._declined()):
                 return
             if time.monotonic() >= deadline:
@@ -279,6 +280,14 @@ _MEMORY, _ROUND = "on_node", "round"
 
 def _kept(number: int) -> Records:
     return {_MEMORY: {_ROUND: torch.tensor(number)}}
+
+
+# Flower's codes for a message or its reply that is gone, and for a node that is.
+_UNDELIVERED = (3, 4, 5)
+
+
+def _undelivered(reply: Message | None) -> bool:
+    return reply is not None and reply.has_error() and reply.error.code in _UNDELIVERED
 
 
 def content_of(reply: Message | None) -> RecordDict:
