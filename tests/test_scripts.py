@@ -111,6 +111,9 @@ def test_what_feddm_paper_made_is_kept_and_shown(
     assert "`make study-paper-real`" in docs.paper("left")
 
     record = script("record", studies, monkeypatch)
+    with pytest.raises(SystemExit, match="only proves that it works"):
+        record.main("paper-real", made)
+    (made / "paper.json").write_text(json.dumps(what | {"scale": "small"}))
     record.main("paper-real", made)
     kept = json.loads((studies / "paper-real.json").read_text())
     assert kept["rows"] == what["rows"]

@@ -83,6 +83,7 @@ def test_in_process_is_simulation_is_deployment(
         records = finished(loopback, ours, tmp_path / name)
         assert [len(record.clients) for record in records] == [CLIENTS] * 3
         assert same_bits(tmp_path / name, tmp_path / "here"), name
+    assert "train is answered with " in (deployment.folder / "node0.log").read_text()
 
 
 def test_the_example_learns(simulation: Loopback, tmp_path: Path) -> None:

@@ -220,6 +220,19 @@ def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
         ".map(each => each.outerHTML)"
     )
     assert outside == []
+    # A command is broken between its words alone, and can be copied as it stands.
+    page.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    heights = page.run(
+        "return [...document.querySelectorAll('.word')]"
+        ".filter(word => /^--[a-z]+$/.test(word.textContent)).map(word => word.clientHeight)"
+    )
+    assert len(heights) > 5
+    assert set(heights) == {page.run("return document.querySelector('.word').clientHeight")}
+    copied = page.run(
+        "getSelection().selectAllChildren(document.querySelector('pre'));"
+        "return getSelection().toString()"
+    )
+    assert copied == page.run("return document.querySelector('pre').textContent")
     widths = page.run(
         "return [...document.querySelectorAll('.plot .main-svg')].map(svg => svg.clientWidth)"
     )

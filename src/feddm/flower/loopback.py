@@ -221,7 +221,8 @@ class Loopback:
         process = self.processes.pop(name)
         # Some of them are in sessions of their own, and would outlive it.
         family = [process.pid, *descendants(process.pid)]
-        send(how, family)
+        # Asked to end, it ends the others itself: asked twice, a SuperNode does not sign off.
+        send(how, family if how == signal.SIGKILL else [process.pid])
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END)
         send(signal.SIGKILL, family)

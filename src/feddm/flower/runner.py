@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import secrets
 import socket
 import subprocess
@@ -48,6 +49,7 @@ from flwr.supernode.runtime.run_clientapp import (
 from feddm import durable
 from feddm.errors import EngineError
 from feddm.flower import wire
+from feddm.ledger import now
 
 APP = "feddm/feddm-app"  # the only one that is answered
 POLL = 0.2  # seconds between two looks
@@ -159,6 +161,16 @@ def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
     client.close()
 
 
+def described(reply: Message) -> str:
+    """Returns what leaves with a reply: how many bytes of arrays, and their hash."""
+    if reply.has_error():
+        return "an error"
+    records = reply.content.array_records.values()
+    arrays = [array.data for record in records for array in record.values()]
+    digest = hashlib.sha256(b"".join(arrays)).hexdigest()
+    return f"{sum(map(len, arrays)):,} bytes, sha256 {digest[:16]}" if arrays else "no arrays"
+
+
 def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
     """Answers one message of the SuperNode with the app, if it is meant for it."""
     client = _client(
@@ -185,9 +197,10 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
             log(f"refused: the server sent {run.fab_id!r}")
             reason = f"this node runs {APP} alone, as it is installed here"
             reply = Message(wire.to_error(reason), reply_to=message)
+        kind = message.metadata.message_type
+        log(f"{now()} {kind} is answered with {described(reply)}")
         push_message(client, reply, context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
-        log(f"{message.metadata.message_type} answered")
     except Exception as error:  # whatever it is, the next message must find somebody
         log(f"a message could not be answered: {type(error).__name__}: {error}")
     finally:
