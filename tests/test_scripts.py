@@ -52,11 +52,18 @@ def test_what_failed_is_left_out_and_counted(
     assert [row.failed for row in rows] == [1, 0]
     write_results(study, cells, rows, ["feddm", "ablate", "--seeds", "0"], changes)
 
-    script("record", tmp_path, monkeypatch).main("mine", study)
+    record = script("record", tmp_path, monkeypatch)
+    record.main("mine", study)
     kept = json.loads((tmp_path / "mine.json").read_text())
     assert list(kept["accuracies"]) == ["base-seed0"]
     assert len(kept["bytes_up"]["base-seed0"]) == 2
     assert (tmp_path / "mine.png").exists()
+    record.main("beside", study, "base=69.66")  # with what the paper reports
+    assert json.loads((tmp_path / "beside.json").read_text()) == kept | {
+        "paper": {"base": 69.66}
+    }
+    picture = (tmp_path / "beside.png").read_bytes()
+    assert picture != (tmp_path / "mine.png").read_bytes()
 
     docs = script("docs", tmp_path, monkeypatch)
     assert "| wild (1 failed) | `local.lr=1000000.0` | - | - | - | - |" in docs.ablation("mine")
