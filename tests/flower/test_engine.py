@@ -175,7 +175,9 @@ def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> Non
         return Error(code=code, reason="gone") if asked < 3 else node(2)(message)
 
     notices: list[str] = []
-    clients = engine(FakeGrid({50: node(0), 60: node(1), 70: restarting}), notices=notices)
+    grid = FakeGrid({50: node(0), 60: node(1), 70: restarting})
+    patient = Patience(nodes=3600, reply=3600, poll=0.01)
+    clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
     assert all(isinstance(outcome, Reply) for outcome in ran(clients).values())
     assert notices == []
 
