@@ -218,31 +218,33 @@ class OnFlower:
             client: self._message(contents[client], node, kind, deadline)
             for client, node in waiting.items()
         }
-        for client, reply in self._replies(messages, deadline):
+        sent = self._sent(messages)
+        for client in set(waiting) - set(sent.values()):
+            del waiting[client]
+            yield client, Loss(client, "Flower did not send it")
+        for client, reply in self._replies(sent, deadline):
             del waiting[client]
             try:
                 yield client, read(content_of(reply), client)
             except (EngineError, UploadError) as error:
                 yield client, Loss(client, str(error))
-        late = time.monotonic() >= deadline
-        why = (
-            f"no reply within {self._patience.reply:g} s" if late else "Flower did not send it"
-        )
         for client in waiting:
-            yield client, Loss(client, why)
+            yield client, Loss(client, f"no reply within {self._patience.reply:g} s")
 
     def _message(self, content: RecordDict, node: int, kind: str, deadline: float) -> Message:
         seconds = max(1.0, deadline - time.monotonic())
         return Message(content, dst_node_id=node, message_type=kind, ttl=seconds)
 
     def _replies(
-        self, messages: Mapping[int, Message], deadline: float
+        self, keys: dict[str, int], deadline: float
     ) -> Iterator[tuple[int, Message | None]]:
         """Yields the replies as they arrive, by the keys of what they reply to."""
-        keys = self._sent(messages)
-        while keys and time.monotonic() < deadline:
+        while keys:
+            late = time.monotonic() >= deadline  # who is late has one look more
             arrived = self._arrived(keys)
             yield from arrived
+            if late:
+                return
             if keys and not arrived:
                 time.sleep(self._patience.poll)
 
