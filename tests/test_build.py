@@ -161,6 +161,7 @@ class TestFormation:
 # A setting, its value, and the value of a field of the algorithm that is built with it.
 REACHED: list[tuple[str, Any, str, Any]] = [
     ("synthesis.second_moment", 0.5, "synthesis.second_moment", 0.5),
+    ("synthesis.distance", "relative", "synthesis.relative", True),
     ("synthesis.schedule", "cosine", "synthesis.schedule", "cosine"),
     ("synthesis.rounding", "straight-through", "synthesis.straight_through", True),
     ("synthesis.formation", 2, "formation", 2),

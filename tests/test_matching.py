@@ -11,11 +11,13 @@ from feddm.augmentation import Augmentation
 from feddm.data.examples import Examples, Members, Normalization
 from feddm.matching import (
     ClassMeans,
+    Distance,
     Target,
     class_means,
     fresh_targets,
     matching_loss,
     real_means,
+    relative_loss,
     sample_near,
     synthesize,
     whole_slots,
@@ -60,6 +62,56 @@ def test_loss_sums_over_classes() -> None:
     )
     outputs = MODEL(PARAMS, pixels(0.0, 2.0, 2.0))
     assert float(matching_loss(means, class_means(outputs, torch.tensor([0, 0, 1]), 2))) == 80.0
+
+
+class TestRelative:
+    """Distances in units of the real means."""
+
+    def test_by_hand(self) -> None:
+        synthetic = class_means(MODEL(PARAMS, SYNTHETIC), SLOTS, 1)
+        # 40, as above, over 4^2 + 12^2
+        assert float(relative_loss(targets()[0].means, synthetic)) == 0.25
+
+    def test_every_class_has_its_own_unit(self) -> None:
+        real = ClassMeans(torch.tensor([[1.0], [10.0]]), torch.zeros(2, 2))
+        ours = ClassMeans(torch.tensor([[0.0], [0.0]]), torch.zeros(2, 2))
+        assert float(matching_loss(real, ours)) == 101.0
+        assert float(relative_loss(real, ours)) == 2.0
+
+    def test_step_by_hand(self) -> None:
+        # The gradient of 40 is -40 for each image (below), so -40 / 160 here.
+        moved, losses = synthesize(
+            MODEL, SYNTHETIC, SLOTS, targets(), lr=1.0, steps=1, distance=relative_loss
+        )
+        assert moved.flatten().tolist() == [0.25, 2.25]
+        assert losses == [0.25]
+
+    @given(st.floats(0.1, 10.0))
+    def test_steps_do_not_grow_with_the_outputs(self, factor: float) -> None:
+        """At a = 2 k and b = 3, embedding and logits are k times as large."""
+
+        def step(k: float, distance: Distance) -> torch.Tensor:
+            seen = targets(point(2.0 * k, 3.0))
+            return synthesize(
+                MODEL, SYNTHETIC, SLOTS, seen, lr=0.01, steps=1, distance=distance
+            )[0]
+
+        torch.testing.assert_close(step(factor, relative_loss), step(1.0, relative_loss))
+        moved = step(factor, matching_loss) - SYNTHETIC
+        torch.testing.assert_close(moved, (step(1.0, matching_loss) - SYNTHETIC) * factor**2)
+
+    def test_a_network_that_sees_nothing_changes_nothing(self) -> None:
+        moved, losses = synthesize(
+            MODEL,
+            SYNTHETIC,
+            SLOTS,
+            targets(point(0.0, 3.0)),
+            lr=1.0,
+            steps=1,
+            distance=relative_loss,
+        )
+        assert torch.equal(moved, SYNTHETIC)
+        assert losses == [0.0]
 
 
 def test_gradient_by_hand() -> None:

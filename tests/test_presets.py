@@ -30,6 +30,7 @@ PAPER = {
     "synthesis.augment": False,  # none is named
     "synthesis.formation": 1,  # an image is an image
     "synthesis.second_moment": 0.0,  # only means are matched
+    "synthesis.distance": "squared",  # Eq. obj
     "synthesis.coding": "float32",  # the message sizes are counted in floats
     "synthesis.packed": False,
     "server.lr": 0.01,  # "SGD of eta_s=0.01"

@@ -409,6 +409,7 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
         start=config.start,
         second_moment=config.second_moment,
         schedule=config.schedule,
+        relative=config.distance == "relative",
         straight_through=config.rounding == "straight-through",
         augmentation=augmentation if config.augment else None,
     )

@@ -153,6 +153,10 @@ class SynthesisConfig(Section):
         description="Factor of the embedding's squares, matched as well; in the loss it "
         "enters squared. 0: means alone."
     )
+    distance: Literal["squared", "relative"] = Field(
+        description="relative: in units of the real means, so that steps do not grow with the "
+        "weights; it needs a larger lr, about 100 times."
+    )
     coding: Literal["float32", "float16", "uint8", "uint4"] = Field(
         description="How images travel."
     )

@@ -25,6 +25,10 @@ from feddm.tensors import Tensors, norm
 from feddm.training import Schedule, Tick, ignore, share_at
 
 Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their slots, step
+Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # of synthetic means from real ones
+
+
+_TINY = 1e-12  # for a network to which everything looks like nothing
 
 
 class ClassMeans(NamedTuple):
@@ -95,6 +99,19 @@ def matching_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
     return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
 
+def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
+    """Returns squared distances in units of the real means, summed over classes.
+
+    While the server trains, its weights grow, and outputs and their derivatives with them: the
+    same learning rate takes longer and longer steps down `matching_loss`, until they overshoot.
+    Here a network whose outputs are twice as large has the same loss and the same gradient.
+    """
+    gaps = (r - s for r, s in zip(real, synthetic, strict=True))
+    distances = torch.stack([gap.square().sum(1) for gap in gaps]).sum(0)
+    sizes = torch.stack([mean.square().sum(1) for mean in real]).sum(0)
+    return (distances / sizes.clamp(min=_TINY)).sum()
+
+
 def real_means(
     model: Model,
     params: Tensors,
@@ -159,6 +176,7 @@ def synthesize(
     steps: int,
     formation: int = 1,
     seen: Transform = unchanged_images,
+    distance: Distance = matching_loss,
     perturb: Perturb = unperturbed,
     tick: Tick = ignore,
 ) -> tuple[Tensor, list[float]]:
@@ -176,6 +194,7 @@ def synthesize(
         formation: Each image holds so many small ones a side.
         seen: What networks see of the images; its derivative is taken to be 1, so that it may
             be a step function.
+        distance: What the steps make smaller: a sum over classes.
         perturb: Changes a gradient before the step.
         tick: Told how far the work is.
     """
@@ -193,7 +212,7 @@ def synthesize(
             means = ClassMeans(*(mean[first:last] for mean in target.means))
             part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, shown[part], slots[part] - first, part_of_target, formation
+                model, shown[part], slots[part] - first, part_of_target, formation, distance
             )
             gradient = perturb(gradient, slots[part], step)
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr_now)
@@ -204,14 +223,19 @@ def synthesize(
 
 
 def image_gradient(
-    model: Model, images: Tensor, slots: Tensor, target: Target, formation: int = 1
+    model: Model,
+    images: Tensor,
+    slots: Tensor,
+    target: Target,
+    formation: int = 1,
+    distance: Distance = matching_loss,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of the matching loss with respect to the images, and the loss."""
+    """Returns the gradient of the distance with respect to the images, and the distance."""
     leaf = images.detach().requires_grad_()
     outputs = model(target.params, target.transform(expanded(leaf, formation)))
     slots = slots.repeat_interleave(formation**2)
     synthetic = class_means(outputs, slots, len(target.means.logits))
-    loss = matching_loss(target.means, synthetic)
+    loss = distance(target.means, synthetic)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient, loss.detach()
 

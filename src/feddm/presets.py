@@ -30,6 +30,7 @@ _PAPER: Values = {
         "start": "real",
         "formation": 1,
         "second_moment": 0.0,
+        "distance": "squared",
         "coding": "float32",
         "rounding": "final",
         "packed": False,

@@ -204,5 +204,7 @@ def _check_synthesis(synthesis: Values, mechanism: str) -> None:
         raise ConfigError(
             "synthesis.schedule and .rounding must be constant and final with privacy"
         )
+    if synthesis["distance"] != "squared":
+        raise ConfigError("synthesis.distance must be squared with privacy")
     if synthesis["augment"] and mechanism == "gradients":
         raise ConfigError("synthesis.augment must be off with --privacy gradients")

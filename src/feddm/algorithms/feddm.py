@@ -24,7 +24,16 @@ from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
 from feddm.augmentation import Augmentation, unchanged_images
 from feddm.data.examples import Examples, Members
-from feddm.matching import Perturb, Squares, Target, fresh_targets, synthesize, unperturbed
+from feddm.matching import (
+    Perturb,
+    Squares,
+    Target,
+    fresh_targets,
+    matching_loss,
+    relative_loss,
+    synthesize,
+    unperturbed,
+)
 from feddm.models import Model
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.release import Noise, needed
@@ -49,6 +58,8 @@ class Synthesis:
             images of the last round in which it took part.
         second_moment: Factor of the squares of the embedding, whose means are matched as well;
             in the loss it enters squared.
+        relative: Whether distances are in units of the real means, so that steps do not grow
+            with the weights; the paper's are not.
         straight_through: Whether networks see the images as they will arrive, rounded, so that
             steps correct for it; else they are rounded at the end.
         augmentation: Changes the real and the synthetic images of a network alike.
@@ -63,6 +74,7 @@ class Synthesis:
     start: Literal["real", "noise", "last"]
     second_moment: float = 0.0
     schedule: Schedule = "constant"
+    relative: bool = False
     straight_through: bool = False
     augmentation: Augmentation | None = None
 
@@ -143,6 +155,7 @@ class FedDM(TrainsOnUnion):
             steps=self.synthesis.steps,
             formation=self.formation,
             seen=self.coding.rounded if self.synthesis.straight_through else unchanged_images,
+            distance=relative_loss if self.synthesis.relative else matching_loss,
             perturb=self._perturb(members, noise),
             tick=tick,
         )
