@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from flwr.app import Error, Message, RecordDict
@@ -13,7 +14,10 @@ Node = Callable[[Message], RecordDict | Error | None]
 
 
 class FakeGrid(Grid):
-    """Answers messages in the reverse order of sending, one with every look."""
+    """Answers messages in the reverse order of sending, one with every look.
+
+    As in Flower, who asks for a reply after the time of the message has no reply but an error.
+    """
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         self.nodes = nodes
@@ -50,6 +54,10 @@ class FakeGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         wanted = set(message_ids)
+        for message in self.sent:
+            name, about = message.metadata.message_id, message.metadata
+            if name in wanted and time.time() > about.created_at + about.ttl:
+                return [Message(Error(3, "expired"), reply_to=message)]
         for message in reversed(self._ready):
             if message.metadata.reply_to_message_id in wanted:
                 self._ready.remove(message)

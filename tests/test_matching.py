@@ -100,6 +100,11 @@ class TestRelative:
         moved = step(factor, matching_loss) - SYNTHETIC
         torch.testing.assert_close(moved, (step(1.0, matching_loss) - SYNTHETIC) * factor**2)
 
+    def test_a_class_without_a_unit_does_not_count(self) -> None:
+        real = ClassMeans(torch.tensor([[0.0], [10.0]]), torch.zeros(2, 2))
+        ours = ClassMeans(torch.tensor([[0.1], [5.0]]), torch.zeros(2, 2))
+        assert float(relative_loss(real, ours)) == 0.25
+
     def test_a_network_that_sees_nothing_changes_nothing(self) -> None:
         moved, losses = synthesize(
             MODEL,

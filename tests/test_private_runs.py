@@ -621,7 +621,10 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
             {"privacy.epsilon": 1.0, "synthesis.second_moment": 0.5},
             "second_moment is not among",
         ),
-        ({"privacy.epsilon": 1.0, "synthesis.distance": "relative"}, "must be squared with"),
+        (
+            {"privacy.epsilon": 1.0, "synthesis.distance": "relative"},
+            "would divide by noisy means",
+        ),
         (
             {"algorithm": "fedavg", "privacy.epsilon": 1.0, "local.augment": True},
             r"local\.augment must be off",

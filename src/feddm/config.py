@@ -154,8 +154,9 @@ class SynthesisConfig(Section):
         "enters squared. 0: means alone."
     )
     distance: Literal["squared", "relative"] = Field(
-        description="relative: in units of the real means, so that steps do not grow with the "
-        "weights; it needs a larger lr, about 100 times."
+        description="What matching makes smaller. squared: the paper's. relative: that over "
+        "the squared length of the real means, so that steps do not grow with the weights; it "
+        "needs a larger lr."
     )
     coding: Literal["float32", "float16", "uint8", "uint4"] = Field(
         description="How images travel."

@@ -28,7 +28,7 @@ Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their s
 Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # of synthetic means from real ones
 
 
-_TINY = 1e-12  # for a network to which everything looks like nothing
+_TINY = 1e-12  # squared length of means that are as good as 0
 
 
 class ClassMeans(NamedTuple):
@@ -104,12 +104,13 @@ def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
 
     While the server trains, its weights grow, and outputs and their derivatives with them: the
     same learning rate takes longer and longer steps down `matching_loss`, until they overshoot.
-    Here a network whose outputs are twice as large has the same loss and the same gradient.
+    Here a network whose outputs are twice as large has the same loss and the same gradient. A
+    class whose real means are 0 has no unit, and does not count.
     """
     gaps = (r - s for r, s in zip(real, synthetic, strict=True))
     distances = torch.stack([gap.square().sum(1) for gap in gaps]).sum(0)
     sizes = torch.stack([mean.square().sum(1) for mean in real]).sum(0)
-    return (distances / sizes.clamp(min=_TINY)).sum()
+    return (distances / sizes.clamp(min=_TINY))[sizes > _TINY].sum()
 
 
 def real_means(

@@ -205,6 +205,9 @@ def _check_synthesis(synthesis: Values, mechanism: str) -> None:
             "synthesis.schedule and .rounding must be constant and final with privacy"
         )
     if synthesis["distance"] != "squared":
-        raise ConfigError("synthesis.distance must be squared with privacy")
+        raise ConfigError(
+            "synthesis.distance must be squared with a guarantee: relative would divide by "
+            "noisy means"
+        )
     if synthesis["augment"] and mechanism == "gradients":
         raise ConfigError("synthesis.augment must be off with --privacy gradients")

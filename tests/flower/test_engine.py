@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -99,6 +100,30 @@ def test_what_cannot_be_sent_is_lost_at_once() -> None:
     }
 
 
+def test_some_can_be_sent_and_some_not() -> None:
+    grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
+    clients = engine(grid)
+    ran(clients)
+    grid.lost = {60}
+    outcomes = ran(clients, 2)
+    assert outcomes[1] == Loss(1, "Flower did not send it")
+    assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
+
+
+def test_who_answers_in_time_is_heard_by_a_slow_server() -> None:
+    class Slow(FakeGrid):
+        """Takes longer for a look than replies are waited for."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            time.sleep(1.2 * HASTY.reply)
+            return super().pull_messages(message_ids)
+
+    grid = Slow({50: node(0), 60: node(1, answer=None), 70: node(2)})
+    outcomes = ran(engine(grid))
+    assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
+    assert outcomes[1] == Loss(1, "no reply within 0.2 s")
+
+
 def test_a_node_that_breaks_says_why() -> None:
     broken = Error(code=1, reason="it is on\nfire")
     refused = wire.to_error("the policy says no\nand more")
@@ -176,7 +201,7 @@ def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> Non
 
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: restarting})
-    patient = Patience(nodes=3600, reply=3600, poll=0.01)
+    patient = Patience(nodes=60, reply=60, poll=0.01)
     clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
     assert all(isinstance(outcome, Reply) for outcome in ran(clients).values())
     assert notices == []

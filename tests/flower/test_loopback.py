@@ -1,10 +1,14 @@
 """A federation on one machine, as far as it starts nothing; test_deployment.py has the rest."""
 
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from feddm.flower import loopback
 from feddm.flower.loopback import Loopback
+from tiny import wait_until
 
 
 def test_what_an_earlier_one_left_is_gone(
@@ -19,3 +23,62 @@ def test_what_an_earlier_one_left_is_gone(
         assert [path.name for path in tmp_path.iterdir()] == ["superlink.log"]
     with Loopback(tmp_path / "new"):  # where there is nothing
         pass
+
+
+class TestEnd:
+    """A process with a child; both write their numbers, and how they end."""
+
+    CODE = """
+import os, signal, subprocess, sys, time
+out, stubborn, depth = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def end(number, frame):
+    open(f"{out}/{depth}.ended", "a").write("x")
+    if stubborn == "no":
+        sys.exit()
+signal.signal(signal.SIGTERM, end)
+if depth:
+    subprocess.Popen([sys.executable, __file__, out, stubborn, str(depth - 1)])
+open(f"{out}/{depth}.new", "w").write(str(os.getpid()))
+os.rename(f"{out}/{depth}.new", f"{out}/{depth}")
+while True:
+    time.sleep(0.1)
+"""
+
+    def started(self, folder: Path, name: str, stubborn: str) -> tuple[Loopback, list[int]]:
+        file = folder / "code.py"
+        file.write_text(self.CODE)
+        both = [folder / "0", folder / "1"]
+        here = Loopback(folder)
+        here.start(name, sys.executable, str(file), str(folder), stubborn, "1")
+        wait_until(lambda: all(path.exists() for path in both), 60)
+        return here, [int(path.read_text()) for path in both]
+
+    @pytest.mark.parametrize(("name", "child"), [("superlink", True), ("node0", False)])
+    def test_a_node_ends_its_own_children(self, tmp_path: Path, name: str, child: bool) -> None:
+        here, processes = self.started(tmp_path, name, "no")
+        here.end(name)
+        wait_until(lambda: not any(map(alive, processes)), 60)
+        assert (tmp_path / "1.ended").read_text() == "x"  # asked once
+        assert (tmp_path / "0.ended").exists() is child
+
+    def test_who_does_not_listen_is_killed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loopback, "END", 0.5)
+        here, processes = self.started(tmp_path, "superlink", "yes")
+        here.end("superlink")
+        wait_until(lambda: not any(map(alive, processes)), 60)
+
+    def test_a_power_cut_asks_nobody(self, tmp_path: Path) -> None:
+        here, processes = self.started(tmp_path, "node0", "no")
+        here.end("node0", signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, processes)), 60)
+        assert not list(tmp_path.glob("*.ended"))
+
+
+def alive(process: int) -> bool:
+    """Returns whether a process is there, and no mere entry in a table."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False

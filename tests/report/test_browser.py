@@ -224,10 +224,12 @@ def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
     page.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     heights = page.run(
         "return [...document.querySelectorAll('.word')]"
-        ".filter(word => /^--[a-z]+$/.test(word.textContent)).map(word => word.clientHeight)"
+        ".filter(word => /^--[a-z]+$/.test(word.textContent))"
+        ".map(word => word.getBoundingClientRect().height)"
     )
     assert len(heights) > 5
-    assert set(heights) == {page.run("return document.querySelector('.word').clientHeight")}
+    one = "return document.querySelector('.word').getBoundingClientRect().height"
+    assert set(heights) == {page.run(one)}  # of a single line
     copied = page.run(
         "getSelection().selectAllChildren(document.querySelector('pre'));"
         "return getSelection().toString()"

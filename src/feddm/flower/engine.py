@@ -29,6 +29,11 @@ Answer = TypeVar("Answer")
 Notice = Callable[[str], None]
 
 
+# Seconds for which Flower keeps a message and its reply longer than they are waited for: what
+# came in time must be there when it is fetched.
+GRACE = 60.0
+
+
 @dataclass(frozen=True)
 class Patience:
     """For how long the server waits, in seconds.
@@ -142,6 +147,7 @@ class OnFlower:
         content = wire.to_job(self._job())
         asked: dict[str, int] = {}  # message -> node
         self._refused = {}
+        late = False  # then nobody is asked any more, but heard
         while True:
             there = set(self._grid.get_node_ids())
             self._nodes = {c: node for c, node in self._nodes.items() if node in there}
@@ -150,16 +156,18 @@ class OnFlower:
             asked |= self._sent(
                 {
                     node: self._message(content, node, MessageType.QUERY, deadline)
-                    for node in there - known
+                    for node in (() if late else there - known)
                 }
             )
-            for node, reply in self._arrived(asked):
-                if not _undelivered(reply):  # else it is asked again: it may be back by then
-                    self._meet(node, reply)
+            # To whom nothing could be delivered is asked again: it may be back by then.
+            heard = [(n, reply) for n, reply in self._arrived(asked) if not _undelivered(reply)]
+            for node, reply in heard:
+                self._meet(node, reply)
             if clients <= set(self._nodes) | set(self._declined()):
                 return
-            if time.monotonic() >= deadline:
+            if late and not heard:
                 return
+            late = time.monotonic() >= deadline
             time.sleep(self._patience.poll)
 
     def _meet(self, node: int, reply: Message | None) -> None:
@@ -219,7 +227,7 @@ class OnFlower:
             for client, node in waiting.items()
         }
         sent = self._sent(messages)
-        for client in set(waiting) - set(sent.values()):
+        for client in [client for client in waiting if client not in sent.values()]:
             del waiting[client]
             yield client, Loss(client, "Flower did not send it")
         for client, reply in self._replies(sent, deadline):
@@ -232,7 +240,7 @@ class OnFlower:
             yield client, Loss(client, f"no reply within {self._patience.reply:g} s")
 
     def _message(self, content: RecordDict, node: int, kind: str, deadline: float) -> Message:
-        seconds = max(1.0, deadline - time.monotonic())
+        seconds = max(0.0, deadline - time.monotonic()) + GRACE
         return Message(content, dst_node_id=node, message_type=kind, ttl=seconds)
 
     def _replies(
@@ -240,10 +248,10 @@ class OnFlower:
     ) -> Iterator[tuple[int, Message | None]]:
         """Yields the replies as they arrive, by the keys of what they reply to."""
         while keys:
-            late = time.monotonic() >= deadline  # who is late has one look more
+            late = time.monotonic() >= deadline
             arrived = self._arrived(keys)
             yield from arrived
-            if late:
+            if late and not arrived:  # what was there in time is fetched, however slowly
                 return
             if keys and not arrived:
                 time.sleep(self._patience.poll)

@@ -221,11 +221,14 @@ class Loopback:
         process = self.processes.pop(name)
         # Some of them are in sessions of their own, and would outlive it.
         family = [process.pid, *descendants(process.pid)]
-        # Asked to end, it ends the others itself: asked twice, a SuperNode does not sign off.
-        send(how, family if how == signal.SIGKILL else [process.pid])
+        # A node ends its SuperNode itself; asked twice, that would not sign off. Others leave
+        # their helpers behind.
+        alone = name.startswith("node") and how != signal.SIGKILL
+        send(how, [process.pid] if alone else family)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END)
-        send(signal.SIGKILL, family)
+        late = [child for each in family for child in descendants(each)]  # begun meanwhile
+        send(signal.SIGKILL, {*family, *late})
         process.wait()
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ from feddm import durable
 from feddm.errors import EngineError
 from feddm.flower import wire
 from feddm.ledger import now
+from feddm.tensors import num_bytes, to_bytes
 
 APP = "feddm/feddm-app"  # the only one that is answered
 POLL = 0.2  # seconds between two looks
@@ -162,13 +163,14 @@ def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
 
 
 def described(reply: Message) -> str:
-    """Returns what leaves with a reply: how many bytes of arrays, and their hash."""
+    """Returns what leaves with a reply, as the log of private uploads has it."""
     if reply.has_error():
         return "an error"
-    records = reply.content.array_records.values()
-    arrays = [array.data for record in records for array in record.values()]
-    digest = hashlib.sha256(b"".join(arrays)).hexdigest()
-    return f"{sum(map(len, arrays)):,} bytes, sha256 {digest[:16]}" if arrays else "no arrays"
+    upload = wire.from_arrays(reply.content)
+    if not upload:
+        return "no tensors"
+    digest = hashlib.sha256(to_bytes(upload)).hexdigest()
+    return f"{num_bytes(upload):,} bytes of tensors, sha256 {digest[:16]}"
 
 
 def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
