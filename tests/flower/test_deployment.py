@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from feddm.flower.loopback import NAME, Loopback
 from feddm.flower.runner import APP, Link, command_of, free_port
 from feddm.rundir import RunDirectory
 from feddm.trained import load_model
-from tiny import SETTINGS, wait_until
+from tiny import SETTINGS, running, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS = 2
@@ -268,16 +267,12 @@ def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path:
 
 def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
     folder = tmp_path / "up"
-    command = [sys.executable, "-m", "feddm", "flower", "up", "--clients", "1"]
-    options = ["--folder", str(folder), "--out", str(tmp_path / "run"), "--rounds", "500"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    try:
+    options = ["--folder", folder, "--out", tmp_path / "run", "--rounds", 500]
+    with running(tmp_path, "flower", "up", "--clients", 1, *options) as process:
         wait_until(lambda: (tmp_path / "run" / "results.jsonl").exists(), PATIENT)
         assert len(processes_of(folder)) >= 4  # SuperLink, its helper, a node and its SuperNode
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENT)
-    finally:
-        process.kill()
     assert process.returncode == 130
     assert "Interrupted." in said
     wait_until(lambda: not processes_of(folder), PATIENT)
