@@ -403,7 +403,11 @@ def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
         "synthesis.start": "noise",
         "synthesis.real_batch": "all",
     }
-    noise = {"privacy.mechanism": "features", "privacy.noise_multiplier": 1.0}
+    noise = {
+        "privacy.mechanism": "features",
+        "privacy.noise_multiplier": 1.0,
+        "privacy.learn": "client",  # by default the server does, and clients save the steps
+    }
     options = {"dataset": "cifar10", "width": width}
     plain = build_algorithm(resolve(options=options, settings=equal), model)
     private = build_algorithm(resolve(options=options, settings=equal | noise), model)
