@@ -26,8 +26,6 @@ from feddm.training import Schedule, Tick, ignore, share_at
 
 Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their slots, step
 Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # of synthetic means from real ones
-
-
 _TINY = 1e-12  # squared length of means that are as good as 0
 
 
@@ -104,8 +102,9 @@ def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
 
     While the server trains, its weights grow, and outputs and their derivatives with them: the
     same learning rate takes longer and longer steps down `matching_loss`, until they overshoot.
-    Here a network whose outputs are twice as large has the same loss and the same gradient. A
-    class whose real means are 0 has no unit, and does not count.
+    Here a network whose outputs are twice as large has the same loss and the same gradient, as
+    long as no `Squares` are among them. A class whose real means are 0 has no unit, and does
+    not count.
     """
     gaps = (r - s for r, s in zip(real, synthetic, strict=True))
     distances = torch.stack([gap.square().sum(1) for gap in gaps]).sum(0)

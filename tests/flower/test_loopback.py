@@ -68,6 +68,7 @@ while True:
         here, processes = self.started(tmp_path, "superlink", "yes")
         here.end("superlink")
         wait_until(lambda: not any(map(alive, processes)), 60)
+        assert (tmp_path / "1.ended").read_text() == "x"  # it was asked first
 
     def test_a_power_cut_asks_nobody(self, tmp_path: Path) -> None:
         here, processes = self.started(tmp_path, "node0", "no")
