@@ -158,8 +158,16 @@ class TestFormation:
         assert algorithm.formation == 4
 
 
+def test_groups_are_not_those_of_the_last_round() -> None:
+    settings = {"synthesis.groups": 2, "synthesis.start": "last"}
+    with pytest.raises(ConfigError, match="made anew every round"):
+        check(resolve(settings=settings))
+    check(resolve(settings=settings | {"synthesis.groups": 1}))
+
+
 # A setting, its value, and the value of a field of the algorithm that is built with it.
 REACHED: list[tuple[str, Any, str, Any]] = [
+    ("synthesis.groups", 3, "synthesis.groups", 3),
     ("synthesis.second_moment", 0.5, "synthesis.second_moment", 0.5),
     ("synthesis.distance", "relative", "synthesis.relative", True),
     ("synthesis.schedule", "cosine", "synthesis.schedule", "cosine"),

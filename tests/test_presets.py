@@ -29,6 +29,7 @@ PAPER = {
     "synthesis.min_class_size": 10,  # follows from the published message sizes
     "synthesis.augment": False,  # none is named
     "synthesis.formation": 1,  # an image is an image
+    "synthesis.groups": 1,  # the sum in Eq. obj is over classes
     "synthesis.second_moment": 0.0,  # only means are matched
     "synthesis.distance": "squared",  # Eq. obj
     "synthesis.coding": "float32",  # the message sizes are counted in floats

@@ -617,6 +617,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
             "start must be noise with --privacy gradients",
         ),
         ({"privacy.epsilon": 1.0, "synthesis.networks": "fresh"}, "every network is a release"),
+        ({"privacy.epsilon": 1.0, "synthesis.groups": 2}, "groups must be 1"),
         (
             {"privacy.epsilon": 1.0, "synthesis.second_moment": 0.5},
             "second_moment is not among",

@@ -86,6 +86,12 @@ class TestPasses:
         found = passes(config(synthesis_real_batch="all"), TABLE)
         assert found == Round(clients, self.SERVER)
 
+    def test_groups(self) -> None:
+        # Three of each of four groups, or all of a class; and all once, to find the groups.
+        found = passes(config(synthesis_groups=4, synthesis_real_batch=3), TABLE)
+        clients = Passes(forward=7 * (12 + 5 + 12 + 10) + 67, images=7 * self.SENT)
+        assert found == Round(clients, self.SERVER)
+
     def test_a_start_with_noise_has_all_images(self) -> None:
         found = passes(config(synthesis_start="noise"), TABLE)
         clients = Passes(forward=7 * 29, images=7 * 40)
@@ -133,6 +139,8 @@ class Counting(Around):
         ("feddm", {"synthesis.networks": 9, "synthesis.real_batch": "all"}),
         ("feddm", {"synthesis.formation": 2, "synthesis.images_per_class": 3}),
         ("feddm", {"synthesis.formation": 2, "synthesis.start": "noise"}),
+        ("feddm", {"synthesis.groups": 3, "synthesis.real_batch": "all"}),
+        ("feddm", {"synthesis.groups": 3, "synthesis.real_batch": 2}),
         ("real", {}),
         ("real", {"synthesis.formation": 2}),
         ("fedavg", {}),

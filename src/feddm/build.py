@@ -192,6 +192,10 @@ def check(config: Config) -> None:
         )
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
+    if config.synthesis.groups > 1 and config.synthesis.start == "last":
+        raise ConfigError(
+            "synthesis.groups are made anew every round, so synthesis.start cannot be last"
+        )
 
 
 def check_min_clients(config: Config) -> None:
@@ -407,6 +411,7 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
         real_batch=None if config.real_batch == "all" else config.real_batch,
         radius=config.radius,
         start=config.start,
+        groups=config.groups,
         second_moment=config.second_moment,
         schedule=config.schedule,
         relative=config.distance == "relative",

@@ -140,7 +140,7 @@ class SynthesisConfig(Section):
         description="Networks sampled once and used in turn; fresh: a new one every step."
     )
     real_batch: PositiveInt | Literal["all"] = Field(
-        description="Real images of a class that a network sees."
+        description="Real images of a class, or of a group, that a network sees."
     )
     radius: NonNegativeFloat = Field(description="Distance of the networks from w_r (rho).")
     start: Literal["real", "noise", "last"] = Field(
@@ -148,6 +148,10 @@ class SynthesisConfig(Section):
     )
     formation: Annotated[int, Field(ge=1, le=8)] = Field(
         description="An image holds so many small ones a side, enlarged before use."
+    )
+    groups: PositiveInt = Field(
+        description="A class is divided into so many groups of alike images, and synthetic "
+        "images match the mean of their group. 1: the class as a whole."
     )
     second_moment: NonNegativeFloat = Field(
         description="Factor of the embedding's squares, matched as well; in the loss it "

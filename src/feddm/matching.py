@@ -112,6 +112,13 @@ def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
     return (distances / sizes.clamp(min=_TINY))[sizes > _TINY].sum()
 
 
+def embeddings(model: Model, params: Tensors, data: Examples, index: Tensor) -> Tensor:
+    """Returns what a network makes of chosen examples: a row of features for each."""
+    with torch.no_grad():
+        parts = [model(params, data[part].x).embedding for part in chunks(index)]
+    return torch.cat(parts)
+
+
 def real_means(
     model: Model,
     params: Tensors,

@@ -29,6 +29,7 @@ _PAPER: Values = {
         "radius": 5.0,
         "start": "real",
         "formation": 1,
+        "groups": 1,
         "second_moment": 0.0,
         "distance": "squared",
         "coding": "float32",

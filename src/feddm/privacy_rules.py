@@ -198,6 +198,10 @@ def _check_synthesis(synthesis: Values, mechanism: str) -> None:
         )
     if synthesis["networks"] == "fresh" and mechanism == "features":
         raise ConfigError("synthesis.networks must be a number: every network is a release")
+    if synthesis["groups"] != 1:
+        raise ConfigError(
+            "synthesis.groups must be 1 with a guarantee: who is like whom is not released"
+        )
     if synthesis["second_moment"]:
         raise ConfigError("synthesis.second_moment is not among what is released")
     if synthesis["schedule"] != "constant" or synthesis["rounding"] != "final":

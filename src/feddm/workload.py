@@ -76,13 +76,18 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
     server = Passes(weights=images * sets * config.server.epochs)
     if config.algorithm == "real":
         return Round(Passes(), server)
-    batch = table if synthesis.real_batch == "all" else np.minimum(table, synthesis.real_batch)
+    batch = table
+    if synthesis.real_batch != "all":
+        groups = np.minimum(synthesis.groups, sent // small).clip(1)
+        batch = np.minimum(table, synthesis.real_batch * groups)
     networks = (
         synthesis.steps
         if synthesis.networks == "fresh"
         else min(synthesis.networks, synthesis.steps)
     )
     real = share * float(batch[large].sum()) * networks
+    if synthesis.groups > 1:  # every example is looked at once, to find those that are alike
+        real += share * float(table[large].sum())
     return Round(Passes(forward=real, images=images * synthesis.steps), server)
 
 

@@ -366,6 +366,52 @@ def test_the_last_images_are_the_next_start() -> None:
     assert torch.equal(second.upload["examples"]["y"], first.upload["examples"]["y"])
 
 
+def test_groups_by_hand() -> None:
+    """Each image goes to the mean of those that it was drawn from, not to that of its class."""
+    # h = x and z = 0, so two images of a class at learning rate 1/2 are at their means after a
+    # step. Brightness 0, 10 and 200, 210 are alike.
+    data = Examples(pixels(0.0, 200.0, 10.0, 210.0), torch.tensor([1, 1, 1, 1]))
+    algorithm = dataclasses.replace(
+        feddm(TwoParameters(), min_class_size=1, steps=1, lr=0.5, radius=0.0, groups=2),
+        images_per_class=2,
+    )
+    download = {"params": point(1.0, 0.0)}
+    result = algorithm.local(download, data, {}, generator(0, "client"), ignore)
+    algorithm.check(result.upload, download)
+    assert sorted(result.upload["examples"]["x"].flatten().tolist()) == [5.0, 205.0]
+    assert result.upload["examples"]["y"].tolist() == [1, 1]
+    assert result.metrics["classes"] == 1
+    whole = dataclasses.replace(
+        algorithm, synthesis=dataclasses.replace(algorithm.synthesis, groups=1)
+    )
+    sent = whole.local(download, data, {}, generator(0, "client"), ignore).upload
+    assert sorted(sent["examples"]["x"].flatten().tolist()) != [5.0, 205.0]
+
+
+@pytest.mark.parametrize("formation", [1, 2])
+@pytest.mark.parametrize("start", ["real", "noise"])
+def test_groups_send_as_much_as_classes(
+    formation: int, start: Literal["real", "noise"]
+) -> None:
+    data = client({2: 95, 5: 13, 7: 40})
+    sent = [
+        local(
+            dataclasses.replace(
+                feddm(steps=2, start=start, groups=groups, weighting="examples"),
+                formation=formation,
+            ),
+            data,
+        )["examples"]
+        for groups in (1, 4, 10)
+    ]
+    for grouped in sent[1:]:
+        assert torch.equal(grouped["y"], sent[0]["y"])
+        assert grouped["x"].shape == sent[0]["x"].shape
+        for label, size in [(2, 95), (5, 13), (7, 40)]:  # weights still add up to all
+            weight = grouped["weight"][grouped["y"] == label].sum()
+            assert float(weight) == pytest.approx(size)
+
+
 def test_second_moments_by_hand() -> None:
     # a = 2, b = 3: h = 2 x, h^2 = 4 x^2, z = 6 x. Real 1 and 3: means 4, 20, 12. Synthetic 0
     # and 2: 2, 8, 6. With weight .5 the squares add (.5 * 12)^2 = 36 to 4 + 36.

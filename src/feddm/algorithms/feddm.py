@@ -24,10 +24,12 @@ from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
 from feddm.augmentation import Augmentation, unchanged_images
 from feddm.data.examples import Examples, Members
+from feddm.grouping import Plan, grouped
 from feddm.matching import (
     Perturb,
     Squares,
     Target,
+    embeddings,
     fresh_targets,
     matching_loss,
     relative_loss,
@@ -56,6 +58,8 @@ class Synthesis:
         radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
         start: Begin with random real images, with Gaussian noise, or with the client's own
             images of the last round in which it took part.
+        groups: Parts of alike images into which a class is divided, each of which is matched on
+            its own; 1 matches the class as a whole, which is the paper's way.
         second_moment: Factor of the squares of the embedding, whose means are matched as well;
             in the loss it enters squared.
         relative: Whether distances are in units of the real means, so that steps do not grow
@@ -72,6 +76,7 @@ class Synthesis:
     real_batch: int | None
     radius: float
     start: Literal["real", "noise", "last"]
+    groups: int = 1
     second_moment: float = 0.0
     schedule: Schedule = "constant"
     relative: bool = False
@@ -140,15 +145,15 @@ class FedDM(TrainsOnUnion):
         tick: Tick,
         noise: Noise | None = None,
     ) -> LocalResult:
-        classes, members = data.by_class(self.min_class_size)
-        if not classes:
+        plan = self._plan(download, data)
+        if not plan.classes:
             return LocalResult(self.pack_nothing())
-        images, slots = self._start(data, members, memory, rng)
+        images, slots = self._start(data, plan, memory, rng)
         images, losses = synthesize(
             self._matched_model(),
             images,
             slots,
-            self._targets(download, data, members, rng),
+            self._targets(download, data, plan.members, rng),
             lr=self.synthesis.lr,
             momentum=self.synthesis.momentum,
             schedule=self.synthesis.schedule,
@@ -156,13 +161,13 @@ class FedDM(TrainsOnUnion):
             formation=self.formation,
             seen=self.coding.rounded if self.synthesis.straight_through else unchanged_images,
             distance=relative_loss if self.synthesis.relative else matching_loss,
-            perturb=self._perturb(members, noise),
+            perturb=self._perturb(plan.members, noise),
             tick=tick,
         )
-        metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
+        metrics: dict[str, float] = {"classes": len(set(plan.classes)), "images": len(images)}
         if losses:
             metrics |= {"first_loss": losses[0], "last_loss": losses[-1]}
-        upload = self.pack(images, classes, slots, members.counts)
+        upload = self.pack(images, plan.classes, slots, plan.members.counts)
         after = (
             {"last": {"x": images, "slots": slots}} if self.synthesis.start == "last" else {}
         )
@@ -184,15 +189,27 @@ class FedDM(TrainsOnUnion):
             return self.model
         return Squares(self.model, self.synthesis.second_moment)
 
+    def _plan(self, download: Records, data: Examples) -> Plan:
+        """Returns what is learned: of each class, or of each group of alike images in it."""
+        classes, members = data.by_class(self.min_class_size)
+        images = self.real_images(members.counts)
+        if self.synthesis.start == "noise":
+            images = torch.full_like(images, self.images_per_class)
+        plan = Plan(classes, members, images)
+        if self.synthesis.groups == 1 or not classes:
+            return plan
+        embed = functools.partial(embeddings, self.model, download["params"], data)
+        return grouped(plan, self.synthesis.groups, embed)
+
     def _start(
-        self, data: Examples, members: Members, memory: Records, rng: torch.Generator
+        self, data: Examples, plan: Plan, memory: Records, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Returns the first images and their slots."""
         if self.synthesis.start == "last" and memory:
             return memory["last"]["x"], memory["last"]["slots"].cpu()
         if self.synthesis.start != "noise":
-            return self.real_start(data, members, rng)
-        slots = torch.arange(len(members.counts)).repeat_interleave(self.images_per_class)
+            return self.real_start(data, plan.members, plan.images, rng)
+        slots = torch.arange(len(plan.classes)).repeat_interleave(plan.images)
         images = torch.randn(len(slots), *self.model.shape, generator=rng)
         return images.to(data.x.device), slots
 

@@ -40,6 +40,7 @@ class Real(TrainsOnUnion):
         classes, members = data.by_class(self.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())
-        images, slots = self.real_start(data, members, rng)
+        number = self.real_images(members.counts)
+        images, slots = self.real_start(data, members, number, rng)
         upload = self.pack(images, classes, slots, members.counts)
         return LocalResult(upload, metrics={"classes": len(classes), "images": len(images)})

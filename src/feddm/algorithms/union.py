@@ -81,12 +81,23 @@ class TrainsOnUnion:
         nothing = torch.empty(0, dtype=torch.int64)
         return self.pack(torch.empty(0, *self.model.shape), [], nothing, nothing)
 
+    def real_images(self, sizes: Tensor) -> Tensor:
+        """Returns how many images are sent of classes of such sizes, if they begin as real."""
+        return (sizes // self.formation**2).clamp(max=self.images_per_class)
+
     def real_start(
-        self, data: Examples, members: Members, rng: torch.Generator
+        self, data: Examples, members: Members, images: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Returns random real images of each class as they would be sent, and their slots."""
+        """Returns random real images as they would be sent, and their slots.
+
+        Args:
+            data: The client's examples.
+            members: Those of each slot, as many as its images hold or more.
+            images: How many images each slot gets.
+            rng: Draws them.
+        """
         small = self.formation**2
-        chosen = members.sample(self.images_per_class * small, rng, multiple=small)
+        chosen = members.sample(images * small, rng)
         return composed(data[chosen.index].x, self.formation), chosen.slots[::small]
 
     def check(self, upload: Records, download: Records) -> None:

@@ -53,10 +53,13 @@ class Members:
         """How many examples each slot has."""
         return torch.bincount(self.slots)
 
-    def sample(self, most: int | None, rng: torch.Generator, multiple: int = 1) -> Members:
-        """Returns random examples of each slot without repeats; ``None`` takes all of them.
+    def sample(self, most: int | Tensor | None, rng: torch.Generator) -> Members:
+        """Returns random examples of each slot without repeats.
 
-        With a `multiple`, a slot that has fewer than `most` gives the largest multiple it can.
+        Args:
+            most: How many at most, one number for all slots or one for each; ``None`` takes
+                all of them.
+            rng: Draws them.
 
         >>> members = Members(torch.tensor([4, 7, 8, 9]), torch.tensor([0, 1, 1, 1]))
         >>> members.sample(2, torch.Generator().manual_seed(0)).slots
@@ -68,7 +71,7 @@ class Members:
         order = order[self.slots[order].argsort(stable=True)]  # by slot, at random within it
         slots = self.slots[order]
         first = self.counts.cumsum(0) - self.counts
-        wanted = self.counts.clamp(max=most) // multiple * multiple
+        wanted = self.counts.clamp(max=most)
         chosen = torch.arange(len(slots)) - first[slots] < wanted[slots]
         return Members(self.index[order[chosen]], slots[chosen])
 
