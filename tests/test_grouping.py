@@ -37,6 +37,12 @@ class TestAlike:
         low, high = sorted((along[group] for group in alike(rows, [1, 1])), key=torch.min)
         assert low.max() < high.min()
 
+    def test_the_first_row_may_be_the_mean(self) -> None:
+        rows = torch.tensor([[0.0], [-2.0], [2.0], [-1.0], [1.0]])
+        groups = alike(rows, [1, 1])
+        assert {1, 3} <= set(groups[0].tolist()) or {1, 3} <= set(groups[1].tolist())
+        assert {2, 4} <= set(groups[0].tolist()) or {2, 4} <= set(groups[1].tolist())
+
     def test_groups_vary_less_than_random_ones(self) -> None:
         rows = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
         groups = alike(rows, [1] * 16)

@@ -668,6 +668,13 @@ def test_a_budget_asks_for_the_usual_mechanism(options: dict[str, Any], expected
     assert again == config
 
 
+@pytest.mark.parametrize("preset", ["paper", "quick", "best", "small"])
+def test_every_preset_takes_a_budget(preset: str) -> None:
+    config = resolve(preset=preset, options={"epsilon": 4.0})
+    assert config.privacy.guaranteed
+    assert config.synthesis.groups == 1
+
+
 def test_a_ledger_is_the_same_from_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

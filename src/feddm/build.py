@@ -192,9 +192,11 @@ def check(config: Config) -> None:
         )
     if config.algorithm in ("feddm", "real"):  # others send no images
         check_formation(config.synthesis, info.shape)
-    if config.synthesis.groups > 1 and config.synthesis.start == "last":
+    together = config.synthesis.groups > 1 and config.synthesis.start == "last"
+    if config.algorithm == "feddm" and together:
         raise ConfigError(
-            "synthesis.groups are made anew every round, so synthesis.start cannot be last"
+            "synthesis.groups must be 1 if synthesis.start is last: groups are made anew every "
+            "round"
         )
 
 

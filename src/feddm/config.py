@@ -370,6 +370,17 @@ def resolve(
     return config
 
 
+def written(values: Mapping[str, Any]) -> Config:
+    """Returns the configuration that a run wrote down, perhaps with an earlier version.
+
+    All settings were written. One that is missing did not exist yet: it was off, as the paper
+    has it, whatever the run's preset says about it today.
+    """
+    names = _name_in(values.get("data"), "digits"), _name_in(values.get("model"), "")
+    off = preset_values("paper", str(values.get("algorithm", "feddm")), *names)
+    return resolve(merged(off, values))
+
+
 def _check_classes(names: tuple[str, ...]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:

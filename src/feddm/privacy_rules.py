@@ -12,18 +12,25 @@ from feddm.errors import ConfigError, UnfitAlgorithmError
 
 Values = Mapping[str, Any]
 
-# What a mechanism puts over a preset. A guarantee asks for images that begin as noise, and for
-# few networks, each of which costs. Where the server learns them, noise is averaged over the
-# clients first; and sets of earlier rounds, which cost nothing more, average it over rounds.
+# What a mechanism puts over a preset. A guarantee asks for images that begin as noise, for
+# whole classes, and for few networks, each of which costs. Where the server learns them, noise
+# is averaged over the clients first; and sets of earlier rounds, which cost nothing more,
+# average it over rounds.
 _PRIVATE: dict[str, Values] = {
     "features": {
         "privacy": {"mechanism": "features", "learn": "server"},
-        "synthesis": {"start": "noise", "networks": 2, "steps": 200, "lr": 10.0},
+        "synthesis": {
+            "start": "noise",
+            "groups": 1,
+            "networks": 2,
+            "steps": 200,
+            "lr": 10.0,
+        },
         "server": {"replay": 4},
     },
     "gradients": {
         "privacy": {"mechanism": "gradients"},
-        "synthesis": {"start": "noise", "lr": 1.0},
+        "synthesis": {"start": "noise", "groups": 1, "lr": 1.0},
     },
     # The paper's bound, and the least of its three noise levels. What it releases would void
     # the guarantee of all other runs on the same ledger.

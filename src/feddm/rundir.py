@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from feddm import durable
-from feddm.config import Config, load_toml, resolve
+from feddm.config import Config, load_toml, written
 from feddm.errors import RunDirectoryError
 from feddm.federation import Federation, RoundRecord
 from feddm.results import from_line, to_line
@@ -84,7 +84,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Returns the configuration that the run began with."""
-        return resolve(load_toml(self.path / "config.toml"))
+        return written(load_toml(self.path / "config.toml"))
 
     def environment(self) -> dict[str, Any]:
         """Returns the versions and the fingerprint that the run began with."""

@@ -78,7 +78,9 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
         return Round(Passes(), server)
     batch = table
     if synthesis.real_batch != "all":
-        groups = np.minimum(synthesis.groups, sent // small).clip(1)
+        stored = sent // small
+        groups = np.where(stored <= table, np.minimum(synthesis.groups, stored), 1)
+        # Groups are taken to be equal, which they nearly are.
         batch = np.minimum(table, synthesis.real_batch * groups)
     networks = (
         synthesis.steps

@@ -1,22 +1,25 @@
 import dataclasses
 import pickle
+import typing
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from feddm.algorithms.base import Upload
-from feddm.algorithms.feddm import FedDM, Synthesis
+from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.union import label_dtype, united
 from feddm.coding import Coding, Type
 from feddm.data.examples import Examples, Normalization
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.formation import expanded
 from feddm.matching import Squares, class_means, matching_loss
-from feddm.models import ConvNet, Model
+from feddm.models import ConvNet, Model, Outputs
+from feddm.privacy.release import Noise
 from feddm.seeding import generator
-from feddm.tensors import CPU, Records, norm, num_bytes, num_floats, zip_map
+from feddm.tensors import CPU, Records, Tensors, norm, num_bytes, num_floats, zip_map
 from feddm.training import SGD, ignore
 from toy import TwoParameters, pixels, point
 
@@ -386,6 +389,63 @@ def test_groups_by_hand() -> None:
     )
     sent = whole.local(download, data, {}, generator(0, "client"), ignore).upload
     assert sorted(sent["examples"]["x"].flatten().tolist()) != [5.0, 205.0]
+
+
+def test_alike_is_what_the_servers_weights_find_alike() -> None:
+    """With h = a b x, where one pixel alone counts, the other does not matter."""
+    x = torch.tensor([[0.0, 5.0], [9.0, 6.0], [1.0, 6.0], [8.0, 5.0]]).view(4, 1, 1, 2)
+
+    @dataclasses.dataclass(frozen=True)
+    class OnePixel(TwoParameters):
+        shape: tuple[int, int, int] = (1, 1, 2)
+
+        def __call__(self, params: Tensors, x: Tensor) -> Outputs:
+            embedding = params["a"] * x[:, :, 0, :1] + params["b"] * 100 * x[:, :, 0, 1:]
+            return Outputs(embedding.flatten(1), torch.zeros(len(x), 2))
+
+    for weights, expected in [
+        (point(1.0, 0.0), [{0.0, 1.0}, {8.0, 9.0}]),
+        (point(0.0, 1.0), [{0.0, 8.0}, {1.0, 9.0}]),
+    ]:
+        algorithm = dataclasses.replace(
+            feddm(OnePixel(), min_class_size=1, groups=2), images_per_class=2
+        )
+        data = Examples(x, torch.zeros(4, dtype=torch.int64))
+        sent = set()
+        for seed in range(20):  # each sends one of each group
+            result = algorithm.local(
+                {"params": weights}, data, {}, generator(seed, "c"), ignore
+            )
+            first = result.upload["examples"]["x"][:, 0, 0, 0]
+            sent.add(frozenset(first.tolist()))
+        assert all(len(pair & part) == 1 for pair in sent for part in expected)
+        assert len(sent) > 1
+
+
+def test_the_papers_noise_goes_by_the_size_of_groups() -> None:
+    data = client({2: 40})
+    drawn: list[Tensor] = []
+
+    class Recorded(PaperNoise):
+        def perturbed(
+            self, gradient: Tensor, slots: Tensor, step: int, batches: Tensor, noise: Noise
+        ) -> Tensor:
+            drawn.append(batches)
+            return gradient
+
+    algorithm = dataclasses.replace(
+        feddm(steps=1, groups=4, real_batch=8), paper_noise=Recorded(1.0, 5.0)
+    )
+    algorithm = dataclasses.replace(algorithm, images_per_class=4)
+    download = {"params": algorithm.model.init(generator(0, "test"))}
+    noise = typing.cast(Noise, object())  # nobody asks it for anything
+    algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
+    assert [batches.tolist() for batches in drawn] == [[8, 8, 8, 8]]
+    drawn.clear()
+    wide = dataclasses.replace(algorithm.synthesis, real_batch=None)
+    algorithm = dataclasses.replace(algorithm, synthesis=wide)
+    algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
+    assert [batches.tolist() for batches in drawn] == [[10, 10, 10, 10]]
 
 
 @pytest.mark.parametrize("formation", [1, 2])

@@ -54,7 +54,8 @@ class Synthesis:
         schedule: How the learning rate goes on within a round.
         networks: How many networks to sample and then use in turn; ``None`` takes a fresh one
             for every step, which is the paper's way.
-        real_batch: Real images of a class that a network sees; ``None`` shows it all of them.
+        real_batch: Real images of a class, or of a group, that a network sees; ``None`` shows
+            it all of them.
         radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
         start: Begin with random real images, with Gaussian noise, or with the client's own
             images of the last round in which it took part.

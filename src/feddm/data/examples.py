@@ -42,7 +42,8 @@ class Members:
     """Which examples belong to which class of a client, class after class.
 
     A *slot* is the place of a class among the classes that one client has: class 7 of a client
-    with classes 2, 5 and 7 is slot 2.
+    with classes 2, 5 and 7 is slot 2. Where classes are divided into groups, every group has a
+    slot of its own.
     """
 
     index: Tensor  # positions of the examples
