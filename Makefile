@@ -91,7 +91,7 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
+BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,whole,feddm,real --with best=docs/studies/best.toml --with whole=docs/studies/whole.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
 
 study-best: dev  ## best against quick and REAL, on the test set
 	$(BEST) --alpha 0.5 --out runs/$@

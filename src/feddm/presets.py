@@ -83,7 +83,7 @@ _QUICK: Values = {
     "local": {"epochs": 2, "momentum": 0.9},
 }
 
-# Chosen by the ablation in docs/better.md.
+# Chosen by the ablation and the trials in docs/better.md.
 _BEST: Values = {
     "rounds": 20,
     "model": {"width": 128},
