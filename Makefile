@@ -91,7 +91,7 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,whole,feddm,real --with best=docs/studies/best.toml --with whole=docs/studies/whole.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
+BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
 
 study-best: dev  ## best against quick and REAL, on the test set
 	$(BEST) --alpha 0.5 --out runs/$@
@@ -99,6 +99,10 @@ study-best: dev  ## best against quick and REAL, on the test set
 
 study-best-skewed: dev  ## the same, with skewed clients
 	$(BEST) --alpha 0.1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
+	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,groups,real,real-27 --with best=docs/studies/best.toml --with groups=docs/studies/groups.toml --with real=docs/studies/best-real.toml --with real-27=docs/studies/best-real-27.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-uint8: dev  ## are bytes as good as floats?

@@ -132,16 +132,17 @@ class TestCreate:
 class TestOpen:
     def test_a_setting_that_did_not_exist_yet_was_off(self, tmp_path: Path) -> None:
         """Whatever the preset of the run says about it today."""
-        config = resolve(preset="best", settings={"synthesis.steps": 25})
+        options = {"dataset": "mnist"}
+        config = resolve(preset="best", options=options)
         run = RunDirectory.create(tmp_path / "run", config, ENVIRONMENT)
-        assert config.synthesis.groups > 1
+        assert config.synthesis.formation > 1
         file = run.path / "config.toml"
         lines = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(line for line in lines if not line.startswith("groups")))
+        file.write_text("".join(line for line in lines if not line.startswith("formation")))
         assert len(file.read_text().splitlines()) == len(lines) - 1
         before = RunDirectory.open(run.path).config()
-        assert before.synthesis.groups == 1
-        off = config.synthesis.model_copy(update={"groups": 1})
+        assert before.synthesis.formation == 1
+        off = config.synthesis.model_copy(update={"formation": 1})
         assert before == config.model_copy(update={"synthesis": off})
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:

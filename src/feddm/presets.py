@@ -83,18 +83,17 @@ _QUICK: Values = {
     "local": {"epochs": 2, "momentum": 0.9},
 }
 
-# Chosen by the ablation and the trials in docs/better.md.
+# Chosen by the ablation in docs/better.md.
 _BEST: Values = {
     "rounds": 20,
     "model": {"width": 128},
     "synthesis": {
         "images_per_class": 24,
-        "steps": 100,
-        "lr": 0.5,
-        "networks": 10,
-        "real_batch": 64,
+        "steps": 25,
+        "lr": 1.0,
+        "networks": 4,
+        "real_batch": 256,
         "formation": 2,
-        "groups": 24,
         "coding": "uint4",
         "packed": True,
         "augment": True,
@@ -139,8 +138,8 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
     },
     "best": {
         # A quarter of 8x8 would be too little to see.
-        "digits": {"synthesis": {"formation": 1, "lr": 0.1}, "local": {"batch_size": 16}},
-        "mnist": {"synthesis": {"lr": 0.1}},
+        "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
+        "mnist": {"synthesis": {"lr": 0.2}},
         "cifar100": {"synthesis": {"images_per_class": 6}},
     },
     "small": {"cifar100": {"synthesis": {"images_per_class": 2}}},
