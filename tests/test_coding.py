@@ -52,6 +52,19 @@ def test_uint4_by_hand() -> None:
     assert sent["x"].tolist() == [[0x0F, 0x34, 0xF0, 0xFF]]
 
 
+def test_uint2_by_hand() -> None:
+    # Channel 0: mean .75, deviation .43, so that 1.49 of them reach from .11 to 1.39. Channel 1
+    # lies within it: levels 0, 1, 2 and 3.
+    images = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 2.0, 3.0]).view(1, *SHAPE)
+    sent = Coding("uint2").encode(images)
+    std = (3 / 16) ** 0.5
+    low, high = 0.75 - 1.49 * std, 1.0
+    assert sent["low"].tolist() == pytest.approx([low, 0.0])
+    assert sent["step"].tolist() == pytest.approx([(high - low) / 3, 1.0])
+    # Levels 0, 3, 3, 3 and 0, 1, 2, 3: four a byte, the first one on top.
+    assert sent["x"].tolist() == [[0b00_11_11_11, 0b00_01_10_11]]
+
+
 def test_uint4_cuts_off_what_is_rare() -> None:
     images = torch.zeros(1, 1, 100, 100)
     images[..., 0, 0] = 1000.0  # mean .1, deviation 10
@@ -60,25 +73,30 @@ def test_uint4_cuts_off_what_is_rare() -> None:
     assert back.max() == pytest.approx(0.1 + 2.51 * 10.0, rel=0.01)
 
 
-def test_uint4_has_the_least_error_for_gaussian_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Max (1960): 16 levels are best .3352 deviations apart, the outer ones 7.5 * .3352 = 2.514
-    # from the mean.
+# Max (1960): 16 levels are best .3352 deviations apart, the outer ones 7.5 * .3352 = 2.514 from
+# the mean, and 4 levels .9957 apart, the outer ones 1.494 from it; with the squared errors.
+@pytest.mark.parametrize(
+    ("type_", "best", "error"), [("uint4", 2.51, 0.01154), ("uint2", 1.49, 0.1188)]
+)
+def test_few_levels_have_the_least_error_for_gaussian_values(
+    type_: Type, best: float, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     share = (torch.arange(250_000, dtype=torch.float64) + 0.5) / 250_000
     images = torch.special.ndtri(share).float().view(1, 1, 500, 500)
     errors = {}
-    for reach in (2.41, coding_._DEVIATIONS["uint4"], 2.61):
-        monkeypatch.setitem(coding_._DEVIATIONS, "uint4", reach)
-        errors[reach] = float((Coding("uint4").rounded(images) - images).square().mean())
-    assert min(errors, key=errors.__getitem__) == 2.51
-    assert errors[2.51] == pytest.approx(0.01154, abs=1e-5)  # from Max's table
+    for reach in (best - 0.1, coding_._DEVIATIONS[type_], best + 0.1):
+        monkeypatch.setitem(coding_._DEVIATIONS, type_, reach)
+        errors[reach] = float((Coding(type_).rounded(images) - images).square().mean())
+    assert min(errors, key=errors.__getitem__) == best
+    assert errors[best] == pytest.approx(error, rel=2e-3)
 
 
 def test_odd_images_are_padded() -> None:
     images = torch.rand(3, 1, 3, 5)
-    coding = Coding("uint4")
-    sent = coding.encode(images)
-    assert sent["x"].shape == (3, 8)
-    torch.testing.assert_close(coding.decode(sent, (1, 3, 5), 3), coding.rounded(images))
+    for coding, length in [(Coding("uint4"), 8), (Coding("uint2"), 4)]:
+        sent = coding.encode(images)
+        assert sent["x"].shape == (3, length)
+        torch.testing.assert_close(coding.decode(sent, (1, 3, 5), 3), coding.rounded(images))
 
 
 @given(pictures())
@@ -127,9 +145,10 @@ def test_bytes_are_counted_as_they_are_sent() -> None:
     assert num_bytes({"e": Coding("float16").encode(images)}) == 5 * 8 * 2
     assert num_bytes({"e": Coding("uint8").encode(images)}) == 5 * 8 + 2 * 2 * 4
     assert num_bytes({"e": Coding("uint4").encode(images)}) == 5 * 4 + 2 * 2 * 4
-    assert [Coding(type_).image_bytes(SHAPE) for type_ in get_args(Type)] == [32, 16, 8, 4]
+    assert num_bytes({"e": Coding("uint2").encode(images)}) == 5 * 2 + 2 * 2 * 4
+    assert [Coding(type_).image_bytes(SHAPE) for type_ in get_args(Type)] == [32, 16, 8, 4, 2]
     # In each channel one number for the lowest level, and one for the step.
-    assert [Coding(type_).range_bytes(2) for type_ in get_args(Type)] == [0, 0, 16, 16]
+    assert [Coding(type_).range_bytes(2) for type_ in get_args(Type)] == [0, 0, 16, 16, 16]
     smooth = torch.zeros(50, *SHAPE)
     assert num_bytes({"e": Coding("float32", True).encode(smooth)}) < 50
 
@@ -153,6 +172,7 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("float16"), {"x": (IMAGES + 20_000).half()}, "from -10000 to 10000"),
     (Coding("uint4"), Coding("uint8").encode(IMAGES), "uint4 images"),
     (Coding("uint8"), Coding("uint4").encode(IMAGES), "uint8 images"),
+    (Coding("uint2"), Coding("uint4").encode(IMAGES), "uint2 images"),
     (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
     (Coding("float32", True), {"x": IMAGES}, "row of bytes"),
 ]
@@ -181,7 +201,7 @@ def test_what_was_not_encoded_so_is_refused(
     ],
 )
 def test_wrong_scales_are_refused(change: dict[str, Tensor], says: str) -> None:
-    for coding in (Coding("uint8"), Coding("uint4")):
+    for coding in (Coding("uint8"), Coding("uint4"), Coding("uint2")):
         with pytest.raises(UploadError, match=says):
             coding.decode(coding.encode(IMAGES) | change, SHAPE, most=5)
 

@@ -1,7 +1,7 @@
 """How images travel: as floats or as levels, and packed without loss if asked for.
 
 What is encoded is what is sent, and so what is counted; the server trains on what it decoded.
-With uint8 and uint4, a channel's values lie on 256 or 16 equally spaced levels.
+With uint8, uint4 and uint2, a channel's values lie on 256, 16 or 4 equally spaced levels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from feddm.errors import UploadError
 from feddm.tensors import Tensors
 
-Type = Literal["float32", "float16", "uint8", "uint4"]
+Type = Literal["float32", "float16", "uint8", "uint4", "uint2"]
 
 # Pixels are normalized to a few units. Squares and means of much larger ones could overflow,
 # and one client would spoil a round.
@@ -29,11 +29,12 @@ _DTYPES = {
     "float16": torch.float16,
     "uint8": torch.uint8,
     "uint4": torch.uint8,  # two numbers a byte
+    "uint2": torch.uint8,  # four
 }
-_TOP_LEVEL = {"uint8": 255, "uint4": 15}
+_BITS = {"uint8": 8, "uint4": 4, "uint2": 2}
 # With few levels, it pays to cut off what is rare: Gaussian values have the least squared error
 # with the outer levels so many deviations from the mean.
-_DEVIATIONS = {"uint8": math.inf, "uint4": 2.51}
+_DEVIATIONS = {"uint8": math.inf, "uint4": 2.51, "uint2": 1.49}
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ class Coding:
     @property
     def names(self) -> set[str]:
         """Names of the tensors that are sent."""
-        return {"x", "low", "step"} if self.type in _TOP_LEVEL else {"x"}
+        return {"x", "low", "step"} if self.type in _BITS else {"x"}
 
     def sent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of an image as it is sent, before it is packed.
 
-        >>> Coding("uint8").sent_shape((3, 5, 5)), Coding("uint4").sent_shape((3, 5, 5))
-        ((3, 5, 5), (38,))
+        >>> [Coding(kind).sent_shape((3, 5, 5)) for kind in ("uint8", "uint4", "uint2")]
+        [(3, 5, 5), (38,), (19,)]
         """
-        return (math.ceil(math.prod(shape) / 2),) if self.type == "uint4" else shape
+        return (math.ceil(math.prod(shape) / self._a_byte),) if self._a_byte > 1 else shape
 
     def image_bytes(self, shape: tuple[int, ...]) -> int:
         """Returns the bytes of an image before it is packed."""
@@ -67,23 +68,23 @@ class Coding:
 
     def range_bytes(self, channels: int) -> int:
         """Returns the bytes that say where levels lie, once for all images of a client."""
-        return 2 * torch.float32.itemsize * channels if self.type in _TOP_LEVEL else 0
+        return 2 * torch.float32.itemsize * channels if self.type in _BITS else 0
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
         """Returns what is sent for images of shape (n, channels, height, width)."""
         sent: dict[str, Tensor] = {}
-        if self.type in _TOP_LEVEL:
+        if self.type in _BITS:
             low, step = self._range(images)
             sent = {"low": low, "step": step}
             images = self._levels(images, low, step)
         x = images.to(_DTYPES[self.type])
-        if self.type == "uint4":
-            x = _in_pairs(x)
+        if self._a_byte > 1:
+            x = _joined(x, self._a_byte)
         return sent | {"x": _packed(x) if self.packed else x}
 
     def rounded(self, images: Tensor) -> Tensor:
         """Returns images as the server will see them."""
-        if self.type not in _TOP_LEVEL:
+        if self.type not in _BITS:
             return images.to(_DTYPES[self.type]).float()
         low, step = self._range(images)
         return _wide(low) + _wide(step) * self._levels(images, low, step)
@@ -108,10 +109,10 @@ class Coding:
                 f"an upload has at most {most} {self.type} images of shape {sent_shape}, "
                 f"got {x.dtype} of shape {tuple(x.shape)}"
             )
-        if self.type == "uint4":
-            x = _out_of_pairs(x, shape)
+        if self._a_byte > 1:
+            x = _parted(x, self._a_byte, shape)
         images = x.float()
-        if self.type in _TOP_LEVEL:
+        if self.type in _BITS:
             low, step = sent["low"], sent["step"]
             if any(t.dtype != torch.float32 or t.shape != shape[:1] for t in (low, step)):
                 raise UploadError("low and step are one float32 number a channel")
@@ -124,6 +125,15 @@ class Coding:
             )
         return images
 
+    @property
+    def _a_byte(self) -> int:
+        """How many numbers share a byte; 1 if none do."""
+        return 8 // _BITS.get(self.type, 8)
+
+    @property
+    def _top_level(self) -> int:
+        return int(2 ** _BITS[self.type]) - 1
+
     def _range(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lowest level of each channel, and how far apart its levels are."""
         if not len(images):
@@ -133,28 +143,39 @@ class Coding:
         if math.isfinite(reach := _DEVIATIONS[self.type]):
             std, mean = torch.std_mean(images, (0, 2, 3), correction=0)
             low, high = low.maximum(mean - reach * std), high.minimum(mean + reach * std)
-        step = (high - low) / _TOP_LEVEL[self.type]
+        step = (high - low) / self._top_level
         return low, torch.where(step > 0, step, torch.ones_like(step))
 
     def _levels(self, images: Tensor, low: Tensor, step: Tensor) -> Tensor:
         """Returns the number of the level that is nearest to each value."""
-        return ((images - _wide(low)) / _wide(step)).round().clamp(0, _TOP_LEVEL[self.type])
+        return ((images - _wide(low)) / _wide(step)).round().clamp(0, self._top_level)
 
 
 def _wide(channels: Tensor) -> Tensor:
     return channels.view(1, -1, 1, 1)
 
 
-def _in_pairs(x: Tensor) -> Tensor:
-    """Returns numbers below 16, two in a byte; an odd one is followed by 0."""
+def _joined(x: Tensor, a_byte: int) -> Tensor:
+    """Returns small numbers, so many in a byte, the first on top; the last byte ends with 0.
+
+    >>> _joined(torch.tensor([[1, 2, 3]], dtype=torch.uint8), 2).tolist() == [[0x12, 0x30]]
+    True
+    """
     flat = x.flatten(1)
-    flat = F.pad(flat, (0, flat.shape[1] % 2))
-    return flat[:, ::2] * 16 + flat[:, 1::2]
+    flat = F.pad(flat, (0, -flat.shape[1] % a_byte))
+    return (flat.unflatten(1, (-1, a_byte)) << _places(a_byte)).sum(2, dtype=torch.uint8)
 
 
-def _out_of_pairs(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    flat = torch.stack([x // 16, x % 16], dim=2).flatten(1)
-    return flat[:, : math.prod(shape)].reshape(-1, *shape)
+def _parted(x: Tensor, a_byte: int, shape: tuple[int, int, int]) -> Tensor:
+    """Returns images of numbers that shared bytes."""
+    numbers = (x[:, :, None] >> _places(a_byte)) & (2 ** (8 // a_byte) - 1)
+    return numbers.flatten(1)[:, : math.prod(shape)].reshape(-1, *shape)
+
+
+def _places(a_byte: int) -> Tensor:
+    """Returns by how many bits each number of a byte is moved up."""
+    bits = 8 // a_byte
+    return torch.arange(8 - bits, -1, -bits, dtype=torch.uint8)
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class SynthesisConfig(Section):
         "the squared length of the real means, so that steps do not grow with the weights; it "
         "needs a larger lr."
     )
-    coding: Literal["float32", "float16", "uint8", "uint4"] = Field(
+    coding: Literal["float32", "float16", "uint8", "uint4", "uint2"] = Field(
         description="How images travel."
     )
     rounding: Literal["final", "straight-through"] = Field(
