@@ -163,12 +163,14 @@ def _joined(x: Tensor, a_byte: int) -> Tensor:
     """
     flat = x.flatten(1)
     flat = F.pad(flat, (0, -flat.shape[1] % a_byte))
-    return (flat.unflatten(1, (-1, a_byte)) << _places(a_byte)).sum(2, dtype=torch.uint8)
+    numbers = flat.view(len(flat), flat.shape[1] // a_byte, a_byte)
+    return torch.bitwise_left_shift(numbers, _places(a_byte)).sum(2, dtype=torch.uint8)
 
 
 def _parted(x: Tensor, a_byte: int, shape: tuple[int, int, int]) -> Tensor:
     """Returns images of numbers that shared bytes."""
-    numbers = (x[:, :, None] >> _places(a_byte)) & (2 ** (8 // a_byte) - 1)
+    numbers = torch.bitwise_right_shift(x[:, :, None], _places(a_byte))
+    numbers = torch.remainder(numbers, 2 ** (8 // a_byte))
     return numbers.flatten(1)[:, : math.prod(shape)].reshape(-1, *shape)
 
 
