@@ -105,6 +105,10 @@ study-groups: dev  ## groups against whole classes and REAL at equal bytes, with
 	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,groups,real,real-27 --with best=docs/studies/best.toml --with groups=docs/studies/groups.toml --with real=docs/studies/best-real.toml --with real-27=docs/studies/best-real-27.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-bits: dev  ## fewer bits, more images, longer training, with real images and skewed clients
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-uint8: dev  ## are bytes as good as floats?
 	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2,3,4 --validation 0 --change uint8:synthesis.coding=uint8 --change uint4:synthesis.coding=uint4 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
