@@ -386,9 +386,7 @@ def _settings(config: Config) -> str:
         if synthesis.networks == "fresh"
         else f"{synthesis.networks} networks"
     )
-    of_what = "class" if synthesis.groups == 1 else "group"
-    batch = f"{synthesis.real_batch} real images a {of_what}"
-    return f"{synthesis.steps} steps, {networks}, {batch}"
+    return f"{synthesis.steps} steps, {networks}, {synthesis.real_batch} real images a class"
 
 
 def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
