@@ -140,9 +140,23 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         # A quarter of 8x8 would be too little to see.
         "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
         "mnist": {"synthesis": {"lr": 0.2}},
+        # Larger steps than the others have, which must not grow from round to round.
+        "cifar10": {
+            "synthesis": {
+                "steps": 50,
+                "lr": 1000.0,
+                "networks": 10,
+                "real_batch": 128,
+                "distance": "relative",
+            }
+        },
         "cifar100": {"synthesis": {"images_per_class": 6}},
     },
-    "small": {"cifar100": {"synthesis": {"images_per_class": 2}}},
+    "small": {
+        # Half the images: the same step for each.
+        "cifar10": {"synthesis": {"lr": 500.0}},
+        "cifar100": {"synthesis": {"images_per_class": 2}},
+    },
 }
 
 # Each preset is what it says over those that stand before it.
