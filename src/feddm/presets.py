@@ -144,9 +144,8 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         "cifar10": {
             "synthesis": {
                 "steps": 50,
-                "lr": 1000.0,
+                "lr": 500.0,
                 "networks": 10,
-                "real_batch": 128,
                 "distance": "relative",
             }
         },
@@ -154,7 +153,7 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
     },
     "small": {
         # Half the images: the same step for each.
-        "cifar10": {"synthesis": {"lr": 500.0}},
+        "cifar10": {"synthesis": {"lr": 250.0}},
         "cifar100": {"synthesis": {"images_per_class": 2}},
     },
 }
