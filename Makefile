@@ -68,8 +68,8 @@ study-quick: dev  ## how many networks and steps, on a validation split
 # Beyond the paper: which settings pay, at what price, and against whom.
 CIFAR = --dataset cifar10 --alpha 0.5 --compile on
 
-# Less of the client's work than the presets have; what they were before it was known to pay.
-SHORT = synthesis.steps=25,synthesis.lr=1,synthesis.networks=4,synthesis.real_batch=256,synthesis.distance=squared
+# What best and small were before images of two bits a number.
+FOUR_BITS = synthesis.lr=1,synthesis.networks=4,synthesis.distance=squared,synthesis.coding=uint4,synthesis.rounding=final
 
 study-ablation: dev  ## what each setting is worth, on a validation split
 	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 2 --seeds 0,1 \
@@ -87,10 +87,10 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --change second-moment:synthesis.second_moment=1 \
 	    --change last:synthesis.start=last \
 	    --change replay:server.replay=2 \
-	    --change best-short:preset=best,$(SHORT) \
-	    --change best-real:preset=best,algorithm=real \
-	    --change best-short-far:preset=best,server.radius=10,$(SHORT) \
-	    --change small-short:preset=small,$(SHORT) \
+	    --change four-bits:preset=best,synthesis.images_per_class=24,$(FOUR_BITS) \
+	    --change four-bits-real:preset=best,algorithm=real,synthesis.images_per_class=24,synthesis.coding=uint4 \
+	    --change four-bits-far:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.radius=10 \
+	    --change four-bits-small:preset=small,synthesis.images_per_class=12,$(FOUR_BITS),server.epochs=20 \
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
@@ -105,11 +105,11 @@ study-best-skewed: dev  ## the same, with skewed clients
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
-	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best-short,groups,real,real-27 --with best-short=docs/studies/best-short.toml --with groups=docs/studies/groups.toml --with real=docs/studies/groups-real.toml --with real-27=docs/studies/groups-real-27.toml --against best-short --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
+	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms four-bits,groups,real,real-27 --with four-bits=docs/studies/four-bits.toml --with groups=docs/studies/groups.toml --with real=docs/studies/groups-real.toml --with real-27=docs/studies/groups-real-27.toml --against four-bits --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-bits: dev  ## fewer bits, more images, longer training, with real images and skewed clients
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=24 --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-uint8: dev  ## are bytes as good as floats?
@@ -127,8 +127,8 @@ study-tune-scaffold: dev  ## the learning rate of SCAFFOLD
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, a night
-	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms best-short,fedavg,scaffold --with best-short=docs/studies/best-short.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65,0.7 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@ best-short=69.66
+	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms four-bits,fedavg,scaffold --with four-bits=docs/studies/four-bits.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65,0.7 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@ four-bits=69.66
 
 # The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says
 # which there are and how long they take; ARGS="--seeds 1" and the like go to the command. Then

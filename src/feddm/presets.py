@@ -140,11 +140,14 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         # A quarter of 8x8 would be too little to see.
         "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
         "mnist": {"synthesis": {"lr": 0.2}},
-        # Larger steps than the others have, which must not grow from round to round.
+        # Images that see how few levels they will have; and larger steps than the others take,
+        # which must not grow from round to round.
         "cifar10": {
             "synthesis": {
-                "steps": 50,
-                "lr": 500.0,
+                "images_per_class": 48,
+                "coding": "uint2",
+                "rounding": "straight-through",
+                "lr": 1000.0,
                 "networks": 10,
                 "distance": "relative",
             }
@@ -152,8 +155,11 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         "cifar100": {"synthesis": {"images_per_class": 6}},
     },
     "small": {
-        # Half the images: the same step for each.
-        "cifar10": {"synthesis": {"lr": 250.0}},
+        # The same step for each of fewer images, and as many steps of the server.
+        "cifar10": {
+            "synthesis": {"images_per_class": 28, "lr": 600.0},
+            "server": {"epochs": 15},
+        },
         "cifar100": {"synthesis": {"images_per_class": 2}},
     },
 }
