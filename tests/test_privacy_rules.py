@@ -73,11 +73,9 @@ class TestWhatIsNotUsed:
         # Everything that the preset says, as if a user had typed it.
         keys = [key for given, key, _, _ in NOT_USED if given is privacy]
         plain = resolve(preset=preset, options={"algorithm": privacy.get("algorithm")})
-        # The best preset changes the examples too, which these gradients cannot.
-        settings = privacy | {"synthesis.augment": False}
-        same = resolve(preset=preset, settings=settings)
+        same = resolve(preset=preset, settings=privacy)
         given = {key: at(plain, key) for key in keys}
-        assert resolve(preset=preset, settings=settings | given) == same
+        assert resolve(preset=preset, settings=privacy | given) == same
 
     @pytest.mark.parametrize("privacy", [FEATURES, IMAGES, WEIGHTS, PAPER], ids=str)
     def test_a_file_that_was_written_can_be_read_whatever_presets_become(
@@ -143,6 +141,26 @@ def test_privacy_that_is_asked_for_and_not_given(values: dict[str, Any], words: 
         resolve({"privacy": values})
     # A configuration that was written down names its mechanism, and is complete.
     assert resolve(resolve().model_dump()).privacy.mechanism == "none"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100"])
+@pytest.mark.parametrize("privacy", [FEATURES, IMAGES, WEIGHTS], ids=str)
+def test_a_budget_goes_with_every_preset(
+    privacy: dict[str, Any], dataset: str, preset: str
+) -> None:
+    config = resolve(preset=preset, options={"dataset": dataset}, settings=privacy)
+    assert config.privacy.guaranteed
+    if config.algorithm == "feddm":
+        # A learning rate for relative distances, a hundred times as large, must not stay.
+        assert (config.synthesis.distance, config.synthesis.lr <= 10) == ("squared", True)
+
+
+def test_the_papers_noise_asks_for_the_papers_distance() -> None:
+    says = r"^synthesis\.distance must be squared with --privacy paper, .* such as 1$"
+    with pytest.raises(ConfigError, match=says):
+        resolve(settings=PAPER | {"synthesis.distance": "relative"})
+    assert resolve(settings=PAPER).synthesis.distance == "squared"
 
 
 def test_the_papers_noise_does_not_touch_the_shared_ledger() -> None:

@@ -12,25 +12,28 @@ from feddm.errors import ConfigError, UnfitAlgorithmError
 
 Values = Mapping[str, Any]
 
-# What a mechanism puts over a preset. A guarantee asks for images that begin as noise, for
-# whole classes, and for few networks, each of which costs. Where the server learns them, noise
-# is averaged over the clients first; and sets of earlier rounds, which cost nothing more,
-# average it over rounds.
+# What a guarantee asks of images, whatever a preset says: that they begin as noise, learn from
+# whole classes, and make smaller what was released.
+_GUARANTEED: Values = {
+    "start": "noise",
+    "groups": 1,
+    "distance": "squared",
+    "schedule": "constant",
+    "rounding": "final",
+}
+
+# What a mechanism puts over a preset. Networks are few, because each of them costs. Where the
+# server learns the images, noise is averaged over the clients first; and sets of earlier
+# rounds, which cost nothing more, average it over rounds.
 _PRIVATE: dict[str, Values] = {
     "features": {
         "privacy": {"mechanism": "features", "learn": "server"},
-        "synthesis": {
-            "start": "noise",
-            "groups": 1,
-            "networks": 2,
-            "steps": 200,
-            "lr": 10.0,
-        },
+        "synthesis": {**_GUARANTEED, "networks": 2, "steps": 200, "lr": 10.0},
         "server": {"replay": 4},
     },
     "gradients": {
         "privacy": {"mechanism": "gradients"},
-        "synthesis": {"start": "noise", "groups": 1, "lr": 1.0},
+        "synthesis": {**_GUARANTEED, "augment": False, "lr": 1.0},
     },
     # The paper's bound, and the least of its three noise levels. What it releases would void
     # the guarantee of all other runs on the same ledger.
@@ -178,6 +181,11 @@ def check(config: Values) -> None:
             raise ConfigError(
                 "--privacy paper gives no guarantee, so it has no epsilon; its noise is "
                 "--set privacy.noise_multiplier"
+            )
+        if synthesis["distance"] != "squared":
+            raise ConfigError(
+                "synthesis.distance must be squared with --privacy paper, whose bound is made "
+                "for it, and synthesis.lr smaller with it, such as 1"
             )
         return
     if algorithm == "feddm":
