@@ -113,13 +113,17 @@ study-bits: dev  ## fewer bits, more images, longer training, with real images a
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-uint8: dev  ## are bytes as good as floats?
-	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2,3,4 --validation 0 --change uint8:synthesis.coding=uint8 --change uint4:synthesis.coding=uint4 --out runs/$@
+	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:synthesis.coding=uint8 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 TUNE = $(BIN)/feddm tune $(CIFAR) --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64
 
 study-tune-fedavg: dev  ## the learning rate of FedAvg
 	$(TUNE) --algorithm fedavg --grid local.lr=0.01,0.03,0.1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-tune-fedavg-augment: dev  ## does augmentation on clients help FedAvg?
+	$(TUNE) --algorithm fedavg --set local.lr=0.03 --grid local.augment=true --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-tune-scaffold: dev  ## the learning rate of SCAFFOLD

@@ -206,6 +206,16 @@ def test_a_setting_reaches_the_algorithm(
     assert found({}) != expected
 
 
+@pytest.mark.parametrize(("learn", "coding"), [("client", "uint2"), ("server", "float32")])
+def test_images_that_do_not_travel_are_not_rounded(learn: str, coding: str) -> None:
+    settings = {"privacy.learn": learn, "synthesis.coding": "uint2", "synthesis.packed": True}
+    config = resolve(
+        options={"privacy": "features"}, settings=settings | {"privacy.noise_multiplier": 1.0}
+    )
+    built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
+    assert (built.coding.type, built.coding.packed) == (coding, learn == "client")
+
+
 # What a setting has no effect without.
 NEEDED: dict[str, dict[str, Any]] = {
     "synthesis.rounding": {"synthesis.coding": "uint8"},

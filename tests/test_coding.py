@@ -1,3 +1,5 @@
+import tracemalloc
+import zlib
 from typing import get_args
 
 import pytest
@@ -166,7 +168,9 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("float16"), {"x": IMAGES}, "float16 images"),
     (Coding("float32"), {"x": IMAGES[0]}, "of shape"),
     (Coding("float32"), {"x": IMAGES.expand(6, *SHAPE)}, "at most 5"),
+    (Coding("float32"), {"x": IMAGES.reshape(1, 2, 1, 4)}, "of shape"),  # as large
     (Coding("float32"), {"x": IMAGES / 0}, "from -10000 to 10000"),
+    (Coding("float32"), {"x": IMAGES * torch.nan}, "from -10000 to 10000, got nan"),
     (Coding("float32"), {"x": IMAGES + 10_001}, "from -10000 to 10000"),
     (Coding("float32"), {"x": IMAGES - 10_001}, "from -10000 to 10000"),
     (Coding("float16"), {"x": (IMAGES + 20_000).half()}, "from -10000 to 10000"),
@@ -175,6 +179,8 @@ BAD: list[tuple[Coding, dict[str, Tensor], str]] = [
     (Coding("uint2"), Coding("uint4").encode(IMAGES), "uint2 images"),
     (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.uint8)}, "unpacked"),
     (Coding("float32", True), {"x": IMAGES}, "row of bytes"),
+    (Coding("float32", True), {"x": torch.zeros(7, dtype=torch.int64)}, "row of bytes"),
+    (Coding("float32", True), {"x": torch.zeros(1, 7, dtype=torch.uint8)}, "row of bytes"),
 ]
 
 
@@ -197,6 +203,8 @@ def test_what_was_not_encoded_so_is_refused(
         ({"low": torch.tensor([0.0, torch.inf])}, "from -10000"),
         ({"low": torch.tensor([-10_001.0, 0.0])}, "from -10000"),
         ({"low": torch.zeros(3)}, "a channel"),
+        ({"step": torch.ones(1)}, "a channel"),
+        ({"step": torch.ones(2, 1)}, "a channel"),
         ({"low": torch.zeros(2, dtype=torch.float64)}, "a channel"),
     ],
 )
@@ -211,6 +219,10 @@ def test_the_largest_pixels_are_taken() -> None:
     assert torch.equal(there_and_back(Coding("float32"), images), images)
 
 
+def _bytes(data: bytes) -> Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
 class TestPacked:
     CODING = Coding("uint8", packed=True)
 
@@ -222,6 +234,21 @@ class TestPacked:
         bomb = self.CODING.encode(torch.zeros(5000, *SHAPE))
         with pytest.raises(UploadError, match="whole number"):
             self.CODING.decode(bomb, SHAPE, most=5)
+
+    def test_a_bomb_is_unpacked_no_further_than_what_may_come(self) -> None:
+        # 64 MB of zeros, which a decompressor without a bound would write into memory.
+        bomb = self.sent(1) | {"x": _bytes(zlib.compress(bytes(1 << 26)))}
+        tracemalloc.start()
+        with pytest.raises(UploadError, match="whole number"):
+            self.CODING.decode(bomb, SHAPE, most=5)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 1 << 22
+
+    def test_a_part_of_an_image(self) -> None:
+        part = self.sent(1) | {"x": _bytes(zlib.compress(bytes(9)))}
+        with pytest.raises(UploadError, match="whole number of them, at most 5"):
+            self.CODING.decode(part, SHAPE, most=5)
 
     def test_one_image_too_many(self) -> None:
         with pytest.raises(UploadError, match="whole number"):
@@ -235,7 +262,7 @@ class TestPacked:
 
     @given(st.binary(max_size=60))
     def test_any_bytes_are_decoded_or_refused(self, data: bytes) -> None:
-        sent = self.sent(1) | {"x": torch.tensor(list(data), dtype=torch.uint8)}
+        sent = self.sent(1) | {"x": _bytes(data)}
         try:
             images = self.CODING.decode(sent, SHAPE, most=5)
         except UploadError:

@@ -134,6 +134,12 @@ def test_straight_through_by_hand() -> None:
     )
     assert losses == [40.0]
     assert images.flatten().tolist() == pytest.approx([0.8, 2.8])
+    # Those are seen as 1 and 3, whose mean is the real one: the second step moves nothing.
+    images, losses = synthesize(
+        MODEL, SYNTHETIC + 0.4, SLOTS, targets() * 2, lr=0.01, steps=2, seen=torch.round
+    )
+    assert losses == [40.0, 0.0]
+    assert images.flatten().tolist() == pytest.approx([0.8, 2.8])
 
 
 def test_momentum_by_hand() -> None:

@@ -627,6 +627,14 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
             "would divide by noisy means",
         ),
         (
+            {"privacy.epsilon": 1.0, "synthesis.rounding": "straight-through"},
+            r"synthesis\.rounding must be final with a guarantee, got straight-through",
+        ),
+        (
+            {"privacy.epsilon": 1.0, "synthesis.schedule": "cosine"},
+            r"synthesis\.schedule must be constant with a guarantee, got cosine",
+        ),
+        (
             {"algorithm": "fedavg", "privacy.epsilon": 1.0, "local.augment": True},
             r"local\.augment must be off",
         ),

@@ -392,7 +392,8 @@ def build_private_feddm(
     )
     steps = ImageSteps(synthesis.steps, synthesis.lr, synthesis.momentum)
     if privacy.learn == "server":
-        return ServerFedDM(**union, release=release, image_steps=steps)
+        # Images that do not travel are not rounded for it.
+        return ServerFedDM(**union | {"coding": Coding()}, release=release, image_steps=steps)
     return FeatureFedDM(**union, release=release, image_steps=steps)
 
 

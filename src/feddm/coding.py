@@ -115,13 +115,18 @@ class Coding:
         if self.type in _BITS:
             low, step = sent["low"], sent["step"]
             if any(t.dtype != torch.float32 or t.shape != shape[:1] for t in (low, step)):
-                raise UploadError("low and step are one float32 number a channel")
+                raise UploadError(
+                    "low and step are one float32 number a channel, got "
+                    f"{low.dtype} of shape {tuple(low.shape)} and {step.dtype} of shape "
+                    f"{tuple(step.shape)}"
+                )
             if not step.gt(0).all():
-                raise UploadError("a step is above 0")
+                raise UploadError(f"a step is above 0, got {step.tolist()}")
             images = _wide(low) + _wide(step) * images
         if not images.abs().le(LARGEST_PIXEL).all():
             raise UploadError(
-                f"an upload has pixels from -{LARGEST_PIXEL:g} to {LARGEST_PIXEL:g}"
+                f"an upload has pixels from -{LARGEST_PIXEL:g} to {LARGEST_PIXEL:g}, got "
+                f"{images.abs().max():g}; a smaller synthesis.lr keeps learned ones small"
             )
         return images
 
@@ -196,7 +201,7 @@ def _unpacked(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...], most: int) 
     except zlib.error as error:
         raise UploadError("packed images cannot be unpacked") from error
     if not unpacker.eof or unpacker.unused_data or len(data) % size or len(data) > most * size:
-        raise UploadError("packed images are not a whole number of them")
+        raise UploadError(f"packed images are not a whole number of them, at most {most}")
     if not data:
         return torch.empty(0, *shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).view(-1, *shape)

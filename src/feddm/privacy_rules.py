@@ -219,10 +219,11 @@ def _check_synthesis(synthesis: Values, mechanism: str) -> None:
         )
     if synthesis["second_moment"]:
         raise ConfigError("synthesis.second_moment is not among what is released")
-    if synthesis["schedule"] != "constant" or synthesis["rounding"] != "final":
-        raise ConfigError(
-            "synthesis.schedule and .rounding must be constant and final with privacy"
-        )
+    for key, value in (("schedule", "constant"), ("rounding", "final")):
+        if synthesis[key] != value:
+            raise ConfigError(
+                f"synthesis.{key} must be {value} with a guarantee, got {synthesis[key]}"
+            )
     if synthesis["distance"] != "squared":
         raise ConfigError(
             "synthesis.distance must be squared with a guarantee: relative would divide by "

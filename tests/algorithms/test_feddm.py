@@ -67,6 +67,26 @@ def local(algorithm: FedDM, data: Examples, seed: int = 0) -> Records:
     return result.upload
 
 
+def test_straight_through_shows_images_as_they_will_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[Tensor] = []
+
+    def recorded(self: Coding, images: Tensor) -> Tensor:
+        shown.append(rounded(self, images))
+        return shown[-1]
+
+    rounded = Coding.rounded
+    monkeypatch.setattr(Coding, "rounded", recorded)
+    algorithm = dataclasses.replace(
+        feddm(steps=3, straight_through=True, real_batch=8), coding=Coding("uint2")
+    )
+    local(algorithm, client({0: 20, 3: 20}))
+    assert [len(images) for images in shown] == [20] * 3
+    assert all(len(images.unique()) == 4 for images in shown)
+    assert not torch.equal(shown[0], shown[2])
+
+
 def test_no_step_sends_real_images_of_the_right_classes() -> None:
     data = client({2: 30, 5: 12})
     examples = local(feddm(), data)["examples"]
