@@ -94,14 +94,18 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --seeds 0,1,2 --rounds 2 --targets 0.5,0.55,0.6
+BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real-whole,real --with best=docs/studies/best.toml --with real-whole=docs/studies/best-real-whole.toml --with real=docs/studies/best-real.toml --against best --rounds 2 --targets 0.5,0.55,0.6
 
 study-best: dev  ## best against quick and REAL, on the test set
-	$(BEST) --alpha 0.5 --out runs/$@
+	$(BEST) --seeds 0,1 --alpha 0.5 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-best-skewed: dev  ## the same, with skewed clients
-	$(BEST) --alpha 0.1 --out runs/$@
+	$(BEST) --seeds 0,1,2 --alpha 0.1 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-small: dev  ## what the preset small uploads
+	$(BIN)/feddm compare $(CIFAR) --width 32 --algorithms small --with small=docs/studies/small.toml --seeds 0 --rounds 1 --targets 0.5,0.55 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
