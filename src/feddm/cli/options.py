@@ -15,7 +15,6 @@ import typer
 from feddm.config import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
 from feddm.data.catalog import described
 from feddm.errors import ConfigError
-from feddm.presets import PRESETS
 
 Workers = Annotated[
     str | None,
@@ -74,7 +73,7 @@ CONFIGURATION: dict[str, Any] = {
     "preset": Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(PRESETS),
+            metavar="NAME",
             help="quick: minutes; best and small: a quarter and a tenth of FedAvg's bytes; "
             "paper: days on a CPU. Over a file, under the options.",
         ),
