@@ -620,7 +620,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"privacy.epsilon": 1.0, "synthesis.groups": 2}, "groups must be 1"),
         (
             {"privacy.epsilon": 1.0, "synthesis.second_moment": 0.5},
-            "second_moment is not among",
+            "squares are not among",
         ),
         (
             {"privacy.epsilon": 1.0, "synthesis.distance": "relative"},
@@ -628,11 +628,19 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (
             {"privacy.epsilon": 1.0, "synthesis.rounding": "straight-through"},
-            r"synthesis\.rounding must be final with a guarantee, got straight-through",
+            r"synthesis\.rounding must be final with --privacy features, got straight-through",
         ),
         (
             {"privacy.epsilon": 1.0, "synthesis.schedule": "cosine"},
-            r"synthesis\.schedule must be constant with a guarantee, got cosine",
+            r"synthesis\.schedule must be constant with --privacy features, got cosine",
+        ),
+        (
+            {
+                "privacy.mechanism": "gradients",
+                "privacy.epsilon": 1.0,
+                "synthesis.augment": True,
+            },
+            r"synthesis\.augment must be off with --privacy gradients, got on",
         ),
         (
             {"algorithm": "fedavg", "privacy.epsilon": 1.0, "local.augment": True},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +12,10 @@ import torch
 
 from feddm.acceleration import accelerated, check_precision, compiler_problem, find_device
 from feddm.algorithms.base import Algorithm
-from feddm.algorithms.feature_feddm import (
-    FeatureFedDM,
-    FeatureRelease,
-    ImageSteps,
-    ServerFedDM,
-)
 from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
 from feddm.augmentation import Augmentation
@@ -44,8 +36,7 @@ from feddm.errors import ConfigError
 from feddm.federation import cohort_size
 from feddm.models import ConvNet, Model, ResNet18
 from feddm.policy import own_policy
-from feddm.privacy.features import Bound
-from feddm.privacy.gradients import PrivateSGD
+from feddm.private_build import build_private_feddm, build_private_sgd
 from feddm.protection import (
     build_vaults,
     calibrated,
@@ -343,65 +334,6 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         synthesis = build_synthesis(config.synthesis, augmentation)
         return FedDM(**union, synthesis=synthesis, paper_noise=noise)
     return build_private_feddm(config, augmentation, union)
-
-
-def build_private_sgd(config: Config, sgd: SGD) -> PrivateSGD:
-    """Returns how clients train under privacy."""
-    privacy = config.privacy
-    return PrivateSGD(
-        sgd,
-        steps=privacy.steps,
-        sample_rate=privacy.sample_rate,
-        expected_batch=privacy.sample_rate * expected_examples(config),
-        most=privacy.clip,
-        noise_multiplier=privacy.noise_multiplier,
-        unit=privacy.unit,
-    )
-
-
-def build_private_feddm(
-    config: Config, augmentation: Augmentation, union: dict[str, Any]
-) -> Algorithm:
-    """Returns FedDM with its mechanism of privacy."""
-    privacy, synthesis = config.privacy, config.synthesis
-    if privacy.mechanism == "gradients":
-        gradients = GradientRelease(
-            steps=privacy.steps,
-            radius=synthesis.radius,
-            sample_rate=privacy.sample_rate,
-            expected_batch=privacy.sample_rate
-            * expected_examples(config)
-            / union["model"].num_classes,
-            most=privacy.clip,
-            noise_multiplier=privacy.noise_multiplier,
-            unit=privacy.unit,
-        )
-        return GradientFedDM(
-            **union, release=gradients, lr=synthesis.lr, momentum=synthesis.momentum
-        )
-    assert synthesis.networks != "fresh"  # the configuration was checked
-    numbers = privacy.projection or num_features(union["model"])
-    release = FeatureRelease(
-        networks=synthesis.networks,
-        radius=synthesis.radius,
-        bound=Bound(privacy.clip * math.sqrt(numbers + union["model"].num_classes)),
-        noise_multiplier=privacy.noise_multiplier,
-        projection=privacy.projection or None,
-        augmentation=augmentation if synthesis.augment else None,
-        unit=privacy.unit,
-    )
-    steps = ImageSteps(synthesis.steps, synthesis.lr, synthesis.momentum)
-    if privacy.learn == "server":
-        # Images that do not travel are not rounded for it.
-        return ServerFedDM(**union | {"coding": Coding()}, release=release, image_steps=steps)
-    return FeatureFedDM(**union, release=release, image_steps=steps)
-
-
-def num_features(model: Model) -> int:
-    """Returns how many numbers an embedding has."""
-    with torch.no_grad():
-        outputs = model(model.init(torch.Generator()), torch.zeros(1, *model.shape))
-    return outputs.embedding.shape[1]
 
 
 def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synthesis:

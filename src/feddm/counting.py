@@ -7,7 +7,7 @@ import math
 
 from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
 from feddm.algorithms.union import label_dtype
-from feddm.build import build_model, build_shards, num_features
+from feddm.build import build_model, build_shards
 from feddm.coding import Coding
 from feddm.config import Config, PartitionConfig
 from feddm.data.datasets import Dataset
@@ -16,6 +16,7 @@ from feddm.messages import ImageSize, MessageSize, model_sizes, sums_size, synth
 from feddm.models import Model, num_params
 from feddm.privacy.accounting import noise_multiplier
 from feddm.privacy.features import Bound
+from feddm.private_build import num_features
 from feddm.seeding import generator
 
 

@@ -12,15 +12,34 @@ from feddm.errors import ConfigError, UnfitAlgorithmError
 
 Values = Mapping[str, Any]
 
-# What a guarantee asks of images, whatever a preset says: that they begin as noise, learn from
-# whole classes, and make smaller what was released.
-_GUARANTEED: Values = {
-    "start": "noise",
-    "groups": 1,
-    "distance": "squared",
-    "schedule": "constant",
-    "rounding": "final",
+
+class Needed(NamedTuple):
+    """What a guarantee asks of a setting, whatever a preset says, and why."""
+
+    value: object
+    why: str
+
+
+_GUARANTEED = {
+    "start": Needed("noise", "what begins with images of a client shows them"),
+    "groups": Needed(1, "who is like whom is not released"),
+    "second_moment": Needed(0, "squares are not among what is released"),
+    "distance": Needed("squared", "relative would divide by noisy means"),
+    "schedule": Needed("constant", "steps towards what was released know no other"),
+    "rounding": Needed("final", "steps towards what was released know no other"),
 }
+_NEEDED = {
+    "features": _GUARANTEED,
+    "gradients": {
+        **_GUARANTEED,
+        "augment": Needed(False, "gradients are those of the images as they are"),
+    },
+}
+
+
+def _values(needed: Mapping[str, Needed]) -> Values:
+    return {key: value for key, (value, _) in needed.items()}
+
 
 # What a mechanism puts over a preset. Networks are few, because each of them costs. Where the
 # server learns the images, noise is averaged over the clients first; and sets of earlier
@@ -28,12 +47,17 @@ _GUARANTEED: Values = {
 _PRIVATE: dict[str, Values] = {
     "features": {
         "privacy": {"mechanism": "features", "learn": "server"},
-        "synthesis": {**_GUARANTEED, "networks": 2, "steps": 200, "lr": 10.0},
+        "synthesis": {
+            **_values(_NEEDED["features"]),
+            "networks": 2,
+            "steps": 200,
+            "lr": 10.0,
+        },
         "server": {"replay": 4},
     },
     "gradients": {
         "privacy": {"mechanism": "gradients"},
-        "synthesis": {**_GUARANTEED, "augment": False, "lr": 1.0},
+        "synthesis": {**_values(_NEEDED["gradients"]), "lr": 1.0},
     },
     # The paper's bound, and the least of its three noise levels. What it releases would void
     # the guarantee of all other runs on the same ledger.
@@ -206,28 +230,17 @@ def _check_algorithm(algorithm: str, mechanism: str) -> None:
 
 
 def _check_synthesis(synthesis: Values, mechanism: str) -> None:
-    if synthesis["start"] != "noise":
-        raise ConfigError(
-            f"synthesis.start must be noise with --privacy {mechanism}: what begins with "
-            "images of a client shows them"
-        )
-    if synthesis["networks"] == "fresh" and mechanism == "features":
-        raise ConfigError("synthesis.networks must be a number: every network is a release")
-    if synthesis["groups"] != 1:
-        raise ConfigError(
-            "synthesis.groups must be 1 with a guarantee: who is like whom is not released"
-        )
-    if synthesis["second_moment"]:
-        raise ConfigError("synthesis.second_moment is not among what is released")
-    for key, value in (("schedule", "constant"), ("rounding", "final")):
+    for key, (value, why) in _NEEDED[mechanism].items():
         if synthesis[key] != value:
             raise ConfigError(
-                f"synthesis.{key} must be {value} with a guarantee, got {synthesis[key]}"
+                f"synthesis.{key} must be {_said(value)} with --privacy {mechanism}, got "
+                f"{_said(synthesis[key])}: {why}"
             )
-    if synthesis["distance"] != "squared":
-        raise ConfigError(
-            "synthesis.distance must be squared with a guarantee: relative would divide by "
-            "noisy means"
-        )
-    if synthesis["augment"] and mechanism == "gradients":
-        raise ConfigError("synthesis.augment must be off with --privacy gradients")
+    if synthesis["networks"] == "fresh" and mechanism == "features":
+        raise ConfigError("synthesis.networks must be a number: every network is a release")
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
