@@ -68,8 +68,8 @@ study-quick: dev  ## how many networks and steps, on a validation split
 # Beyond the paper: which settings pay, at what price, and against whom.
 CIFAR = --dataset cifar10 --alpha 0.5 --compile on
 
-# What best and small were before images of two bits a number.
-FOUR_BITS = synthesis.lr=1,synthesis.networks=4,synthesis.distance=squared,synthesis.coding=uint4,synthesis.rounding=final
+# What best and small were before whole images of two bits a number.
+FOUR_BITS = synthesis.formation=2,synthesis.lr=1,synthesis.networks=4,synthesis.distance=squared,synthesis.coding=uint4,synthesis.rounding=final
 
 study-ablation: dev  ## what each setting is worth, on a validation split
 	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 2 --seeds 0,1 \
@@ -87,14 +87,14 @@ study-ablation: dev  ## what each setting is worth, on a validation split
 	    --change second-moment:synthesis.second_moment=1 \
 	    --change last:synthesis.start=last \
 	    --change replay:server.replay=2 \
-	    --change four-bits:preset=best,synthesis.images_per_class=24,$(FOUR_BITS) \
-	    --change four-bits-real:preset=best,algorithm=real,synthesis.images_per_class=24,synthesis.coding=uint4 \
-	    --change four-bits-far:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.radius=10 \
+	    --change four-bits:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.epochs=10 \
+	    --change four-bits-real:preset=best,algorithm=real,synthesis.images_per_class=24,synthesis.formation=2,synthesis.coding=uint4,server.epochs=10 \
+	    --change four-bits-far:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.epochs=10,server.radius=10 \
 	    --change four-bits-small:preset=small,synthesis.images_per_class=12,$(FOUR_BITS),server.epochs=20 \
 	    --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real-whole,real --with best=docs/studies/best.toml --with real-whole=docs/studies/best-real-whole.toml --with real=docs/studies/best-real.toml --against best --rounds 2 --targets 0.5,0.55,0.6
+BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --rounds 2 --targets 0.5,0.55,0.6
 
 study-best: dev  ## best against quick and REAL, on the test set
 	$(BEST) --seeds 0,1 --alpha 0.5 --out runs/$@
@@ -108,12 +108,20 @@ study-small: dev  ## what the preset small uploads
 	$(BIN)/feddm compare $(CIFAR) --width 32 --algorithms small --with small=docs/studies/small.toml --seeds 0 --rounds 1 --targets 0.5,0.55 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-forms: dev  ## small images, four in one, against whole ones, with skewed clients
+	$(BIN)/feddm compare --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1,2 --algorithms learned-small,real-small,real-whole --with learned-small=docs/studies/forms-learned-small.toml --with real-small=docs/studies/forms-real-small.toml --with real-whole=docs/studies/forms-real-whole.toml --against learned-small --targets 0.5,0.55,0.6 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
+study-whole: dev  ## whole real images of four and of two bits a number, with skewed clients
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=21 --set server.epochs=90 --change two-bits:synthesis.coding=uint2,synthesis.images_per_class=58,server.epochs=34 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
 	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms four-bits,groups,real,real-27 --with four-bits=docs/studies/four-bits.toml --with groups=docs/studies/groups.toml --with real=docs/studies/groups-real.toml --with real-27=docs/studies/groups-real-27.toml --against four-bits --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-bits: dev  ## fewer bits, more images, longer training, with real images and skewed clients
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=24 --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=24 --set synthesis.formation=2 --set server.epochs=10 --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-uint8: dev  ## are bytes as good as floats?

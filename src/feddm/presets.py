@@ -140,25 +140,27 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         # A quarter of 8x8 would be too little to see.
         "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
         "mnist": {"synthesis": {"lr": 0.2}},
-        # Images that see how few levels they will have; and larger steps than the others take,
-        # which must not grow from round to round.
+        # Whole images that see how few levels they will have; and larger steps than the others
+        # take, which must not grow from round to round.
         "cifar10": {
             "synthesis": {
-                "images_per_class": 48,
+                "images_per_class": 90,
+                "formation": 1,
                 "coding": "uint2",
                 "rounding": "straight-through",
-                "lr": 1000.0,
+                "lr": 2000.0,
                 "networks": 10,
                 "distance": "relative",
-            }
+            },
+            "server": {"epochs": 20},
         },
         "cifar100": {"synthesis": {"images_per_class": 6}},
     },
     "small": {
         # The same step for each of fewer images, and as many steps of the server.
         "cifar10": {
-            "synthesis": {"images_per_class": 28, "lr": 600.0},
-            "server": {"epochs": 15},
+            "synthesis": {"images_per_class": 36, "lr": 800.0},
+            "server": {"epochs": 50},
         },
         "cifar100": {"synthesis": {"images_per_class": 2}},
     },
