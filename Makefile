@@ -108,12 +108,16 @@ study-small: dev  ## what the preset small uploads
 	$(BIN)/feddm compare $(CIFAR) --width 32 --algorithms small --with small=docs/studies/small.toml --seeds 0 --rounds 1 --targets 0.5,0.55 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-pays: dev  ## with how many images does learning pay?
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --preset best --set synthesis.images_per_class=3 --set synthesis.lr=67 --set server.epochs=600 --change real-3:algorithm=real --change learned-10:synthesis.images_per_class=10,synthesis.lr=220,server.epochs=180 --change real-10:algorithm=real,synthesis.images_per_class=10,server.epochs=180 --change learned-30:synthesis.images_per_class=30,synthesis.lr=670,server.epochs=60 --change real-30:algorithm=real,synthesis.images_per_class=30,server.epochs=60 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-forms: dev  ## small images, four in one, against whole ones, with skewed clients
 	$(BIN)/feddm compare --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1,2 --algorithms learned-small,real-small,real-whole --with learned-small=docs/studies/forms-learned-small.toml --with real-small=docs/studies/forms-real-small.toml --with real-whole=docs/studies/forms-real-whole.toml --against learned-small --targets 0.5,0.55,0.6 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-whole: dev  ## whole real images of four and of two bits a number, with skewed clients
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=21 --set server.epochs=90 --change two-bits:synthesis.coding=uint2,synthesis.images_per_class=58,server.epochs=34 --out runs/$@
+	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.formation=1 --set synthesis.coding=uint4 --set synthesis.images_per_class=21 --set server.epochs=90 --change two-bits:synthesis.coding=uint2,synthesis.images_per_class=58,server.epochs=34 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients

@@ -624,7 +624,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (
             {"privacy.epsilon": 1.0, "synthesis.distance": "relative"},
-            "would divide by noisy means",
+            "would divide by what is noisy",
         ),
         (
             {"privacy.epsilon": 1.0, "synthesis.rounding": "straight-through"},

@@ -83,7 +83,8 @@ _QUICK: Values = {
     "local": {"epochs": 2, "momentum": 0.9},
 }
 
-# Chosen by the ablation in docs/better.md, and for CIFAR10 by the trials with fewer bits there.
+# Chosen by the ablation in docs/better.md, and for CIFAR10 by what "Whole images again"
+# has there.
 _BEST: Values = {
     "rounds": 20,
     "model": {"width": 128},

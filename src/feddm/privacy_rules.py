@@ -13,31 +13,32 @@ from feddm.errors import ConfigError, UnfitAlgorithmError
 Values = Mapping[str, Any]
 
 
-class Needed(NamedTuple):
+class _Needed(NamedTuple):
     """What a guarantee asks of a setting, whatever a preset says, and why."""
 
     value: object
     why: str
 
 
+# Images begin as noise, learn from whole classes, and make smaller what was released.
 _GUARANTEED = {
-    "start": Needed("noise", "what begins with images of a client shows them"),
-    "groups": Needed(1, "who is like whom is not released"),
-    "second_moment": Needed(0, "squares are not among what is released"),
-    "distance": Needed("squared", "relative would divide by noisy means"),
-    "schedule": Needed("constant", "steps towards what was released know no other"),
-    "rounding": Needed("final", "steps towards what was released know no other"),
+    "start": _Needed("noise", "what begins with images of a client shows them"),
+    "groups": _Needed(1, "who is like whom is not released"),
+    "second_moment": _Needed(0, "squares are not among what is released"),
+    "distance": _Needed("squared", "relative would divide by what is noisy"),
+    "schedule": _Needed("constant", "private steps are all of one size"),
+    "rounding": _Needed("final", "private steps do not see rounded images"),
 }
 _NEEDED = {
     "features": _GUARANTEED,
     "gradients": {
         **_GUARANTEED,
-        "augment": Needed(False, "gradients are those of the images as they are"),
+        "augment": _Needed(False, "gradients are those of the images as they are"),
     },
 }
 
 
-def _values(needed: Mapping[str, Needed]) -> Values:
+def _values(needed: Mapping[str, _Needed]) -> Values:
     return {key: value for key, (value, _) in needed.items()}
 
 
