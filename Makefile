@@ -150,6 +150,10 @@ study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, 
 	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms four-bits,fedavg,scaffold --with four-bits=docs/studies/four-bits.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65,0.7 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@ four-bits=69.66
 
+study-wide-best: dev  ## the preset best with the paper's model, one round
+	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 1 --seeds 0 --algorithms best --with best=docs/studies/best.toml --targets 0.5,0.6,0.65 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 # The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says
 # which there are and how long they take; ARGS="--seeds 1" and the like go to the command. Then
 # `make docs`.
