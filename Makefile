@@ -120,6 +120,10 @@ study-whole: dev  ## whole real images of four and of two bits a number, with sk
 	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.formation=1 --set synthesis.coding=uint4 --set synthesis.images_per_class=21 --set server.epochs=90 --change two-bits:synthesis.coding=uint2,synthesis.images_per_class=58,server.epochs=34 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-sharp: dev  ## whole against small real images, with even clients
+	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1 --preset best --algorithm real --change small:synthesis.formation=2,synthesis.images_per_class=70,server.epochs=6 --change small-88:synthesis.formation=2,synthesis.images_per_class=88,server.epochs=5 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
 	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms four-bits,groups,real,real-27 --with four-bits=docs/studies/four-bits.toml --with groups=docs/studies/groups.toml --with real=docs/studies/groups-real.toml --with real-27=docs/studies/groups-real-27.toml --against four-bits --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
