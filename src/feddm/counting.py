@@ -13,10 +13,9 @@ from feddm.config import Config, PartitionConfig
 from feddm.data.datasets import Dataset
 from feddm.errors import ConfigError
 from feddm.messages import ImageSize, MessageSize, model_sizes, sums_size, synthetic_size
-from feddm.models import Model, num_params
+from feddm.models import Model, num_features, num_params
 from feddm.privacy.accounting import noise_multiplier
 from feddm.privacy.features import Bound
-from feddm.private_build import num_features
 from feddm.seeding import generator
 
 

@@ -180,6 +180,13 @@ def num_params(params: Tensors) -> int:
     return sum(tensor.numel() for tensor in params.values())
 
 
+def num_features(model: Model) -> int:
+    """Returns how many numbers an embedding has."""
+    with torch.no_grad():
+        outputs = model(model.init(torch.Generator()), torch.zeros(1, *model.shape))
+    return outputs.embedding.shape[1]
+
+
 def _uniform(shape: tuple[int, ...], bound: float, rng: torch.Generator) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=rng)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from feddm.algorithms.base import Algorithm
 from feddm.algorithms.feature_feddm import (
     FeatureFedDM,
@@ -18,7 +16,7 @@ from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
 from feddm.augmentation import Augmentation
 from feddm.coding import Coding
 from feddm.config import Config
-from feddm.models import Model
+from feddm.models import num_features
 from feddm.privacy.features import Bound
 from feddm.privacy.gradients import PrivateSGD
 from feddm.protection import expected_examples
@@ -75,10 +73,3 @@ def build_private_feddm(
         # Images that do not travel are not rounded for it.
         return ServerFedDM(**union | {"coding": Coding()}, release=release, image_steps=steps)
     return FeatureFedDM(**union, release=release, image_steps=steps)
-
-
-def num_features(model: Model) -> int:
-    """Returns how many numbers an embedding has."""
-    with torch.no_grad():
-        outputs = model(model.init(torch.Generator()), torch.zeros(1, *model.shape))
-    return outputs.embedding.shape[1]
