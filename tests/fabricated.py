@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from feddm.config import Config, PrivacyConfig, resolve
-from feddm.data.examples import Examples, Normalization
-from feddm.federation import RoundRecord
-from feddm.promise import promised
-from feddm.report.runs import Method, Run
-from feddm.results import to_line
-from feddm.synthetic import SyntheticSet
+from feddm.analysis.report.runs import Method, Run
+from feddm.config.schema import Config, PrivacyConfig, resolve
+from feddm.core.examples import Examples, Normalization
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.results import to_line
+from feddm.runtime.synthetic_file import SyntheticSet
+from feddm.runtime.wording import promised
 
 ENVIRONMENT = {"run": "7", "feddm": "0.1.0", "torch": "2.13.0", "data": "0123abcd"}
 

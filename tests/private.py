@@ -19,15 +19,15 @@ from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
 from feddm.algorithms.scaffold import Scaffold
-from feddm.data.examples import Examples
-from feddm.models import ConvNet, Model
+from feddm.core.examples import Examples
+from feddm.core.models import ConvNet, Model
+from feddm.core.seeding import generator
+from feddm.core.tensors import CPU, Records, Tensors
+from feddm.core.training import SGD
 from feddm.privacy.features import Bound
 from feddm.privacy.gradients import PrivateSGD
 from feddm.privacy.noise import Secret
 from feddm.privacy.release import Noise
-from feddm.seeding import generator
-from feddm.tensors import CPU, Records, Tensors
-from feddm.training import SGD
 
 MODEL = ConvNet((1, 8, 8), 3, width=4, depth=2)
 SECRET = Secret(bytes(range(32)), for_tests=True)

@@ -12,15 +12,15 @@ import torch
 import feddm
 import feddm.api
 from feddm.api import Observer, RunResult, resume
-from feddm.build import LocalSetup, Setup, build
-from feddm.config import OPTIONS, Config, load_toml, resolve
+from feddm.config.schema import OPTIONS, Config, load_toml, resolve
+from feddm.core.metrics import evaluate
 from feddm.data.datasets import fingerprint, load
 from feddm.errors import ConfigError, RunDirectoryError
-from feddm.federation import RoundRecord
-from feddm.metrics import evaluate
-from feddm.results import from_line
-from feddm.rundir import RunDirectory
-from feddm.synthetic import load_synthetic
+from feddm.runtime.build import LocalSetup, Setup, build
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.results import from_line
+from feddm.runtime.rundir import RunDirectory
+from feddm.runtime.synthetic_file import load_synthetic
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 FINAL_FILES = ("model.safetensors", "synthetic.safetensors")
@@ -194,7 +194,9 @@ class TestRun:
     def test_a_compiler_that_does_not_work_is_told_and_done_without(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("feddm.build.compiler_problem", lambda device: "there is no disk")
+        monkeypatch.setattr(
+            "feddm.runtime.build.compiler_problem", lambda device: "there is no disk"
+        )
         log = Log()
         asked = run_tiny(rounds=1, compile="on", observer=log)
         assert log.notices == [

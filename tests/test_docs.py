@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feddm.config import resolve
+from feddm.config.schema import resolve
 from feddm.paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]

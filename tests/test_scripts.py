@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+from feddm.analysis.studies import Cell, StudyObserver, run_cells, write_results
+from feddm.analysis.tables import summarize, to_json
 from feddm.cli import app
-from feddm.comparison import summarize, to_json
-from feddm.config import resolve
-from feddm.federation import RoundRecord
-from feddm.rundir import RunDirectory
-from feddm.studies import Cell, StudyObserver, run_cells, write_results
+from feddm.config.schema import resolve
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.rundir import RunDirectory
 from tiny import SETTINGS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

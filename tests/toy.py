@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from feddm.algorithms.base import LocalResult, Upload
-from feddm.data.examples import Examples
-from feddm.engines.base import ClientTick, Loss, Reply, Task
+from feddm.core.examples import Examples
+from feddm.core.models import Model, Outputs
+from feddm.core.tensors import Records, Tensors
+from feddm.core.training import Tick
 from feddm.errors import UploadError
-from feddm.models import Model, Outputs
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.release import Noise
-from feddm.tensors import Records, Tensors
-from feddm.training import Tick
+from feddm.runtime.client import ClientTick, Loss, Reply, Task
 
 
 @dataclass(frozen=True)

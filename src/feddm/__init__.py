@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feddm.api import Observer, RunResult, resume, run
     from feddm.errors import FedDMError
-    from feddm.synthetic import SyntheticSet, load_synthetic
-    from feddm.trained import TrainedModel, load_model
+    from feddm.runtime.model_file import TrainedModel, load_model
+    from feddm.runtime.synthetic_file import SyntheticSet, load_synthetic
 
 _HOMES = {
     "FedDMError": "feddm.errors",
     "Observer": "feddm.api",
     "RunResult": "feddm.api",
-    "SyntheticSet": "feddm.synthetic",
-    "TrainedModel": "feddm.trained",
-    "load_model": "feddm.trained",
-    "load_synthetic": "feddm.synthetic",
+    "SyntheticSet": "feddm.runtime.synthetic_file",
+    "TrainedModel": "feddm.runtime.model_file",
+    "load_model": "feddm.runtime.model_file",
+    "load_synthetic": "feddm.runtime.synthetic_file",
     "resume": "feddm.api",
     "run": "feddm.api",
 }

@@ -20,18 +20,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddm.build import Setup, build_model
-from feddm.config import Config, load_toml, resolve
-from feddm.data.examples import Normalization
+from feddm.config.schema import Config, load_toml, resolve
+from feddm.core.examples import Normalization
+from feddm.core.tensors import Records
 from feddm.errors import RunDirectoryError
-from feddm.federation import Federation, Plan, RoundRecord, start
-from feddm.federation import run as run_rounds
-from feddm.places import ON_NODES, Here, Place, Session
-from feddm.promise import promised
-from feddm.rundir import RunDirectory
-from feddm.synthetic import SyntheticSet, from_state
-from feddm.tensors import Records
-from feddm.trained import TrainedModel
+from feddm.runtime.build import Setup, build_model
+from feddm.runtime.federation import Federation, Plan, RoundRecord, start
+from feddm.runtime.federation import run as run_rounds
+from feddm.runtime.model_file import TrainedModel
+from feddm.runtime.rundir import RunDirectory
+from feddm.runtime.session import ON_NODES, Here, Place, Session
+from feddm.runtime.synthetic_file import SyntheticSet, from_state
+from feddm.runtime.wording import promised
 
 
 @dataclass(frozen=True)

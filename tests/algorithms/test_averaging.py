@@ -18,10 +18,10 @@ from feddm.algorithms.fedavg import FedAvg
 from feddm.algorithms.fednova import FedNova, gradient_weight
 from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.scaffold import Scaffold
-from feddm.data.examples import Examples
-from feddm.seeding import generator
-from feddm.tensors import Records
-from feddm.training import SGD, ignore
+from feddm.core.examples import Examples
+from feddm.core.seeding import generator
+from feddm.core.tensors import Records
+from feddm.core.training import SGD, ignore
 from toy import TwoParameters, pixels, point
 
 MODEL = TwoParameters()

@@ -8,20 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddm import federation
 from feddm.algorithms.base import Algorithm, Upload
 from feddm.algorithms.fedavg import FedAvg
-from feddm.build import build
-from feddm.config import resolve
+from feddm.config.schema import resolve
+from feddm.core.models import ConvNet, num_params
+from feddm.core.seeding import generator
+from feddm.core.tensors import Records, num_floats, to_bytes
+from feddm.core.training import SGD, ignore, shuffled_batches
 from feddm.data.datasets import load
 from feddm.data.partition import iid
-from feddm.engines.in_process import InProcess
 from feddm.errors import UploadError
-from feddm.federation import Federation
-from feddm.models import ConvNet, num_params
-from feddm.seeding import generator
-from feddm.tensors import Records, num_floats, to_bytes
-from feddm.training import SGD, ignore, shuffled_batches
+from feddm.runtime import federation
+from feddm.runtime.build import build
+from feddm.runtime.federation import Federation
+from feddm.runtime.local import InProcess
 
 NAMES = ("feddm", "fedavg", "fedprox", "fednova", "scaffold", "real")
 SMALL = {

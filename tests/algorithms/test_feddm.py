@@ -11,16 +11,16 @@ from torch import Tensor
 from feddm.algorithms.base import Upload
 from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
 from feddm.algorithms.union import label_dtype, united
-from feddm.coding import Coding, Type
-from feddm.data.examples import Examples, Normalization
+from feddm.core.coding import Coding, Type
+from feddm.core.examples import Examples, Normalization
+from feddm.core.formation import expanded
+from feddm.core.matching import Squares, class_means, matching_loss
+from feddm.core.models import ConvNet, Model, Outputs
+from feddm.core.seeding import generator
+from feddm.core.tensors import CPU, Records, Tensors, norm, num_bytes, num_floats, zip_map
+from feddm.core.training import SGD, ignore
 from feddm.errors import EmptyRoundError, UploadError
-from feddm.formation import expanded
-from feddm.matching import Squares, class_means, matching_loss
-from feddm.models import ConvNet, Model, Outputs
 from feddm.privacy.release import Noise
-from feddm.seeding import generator
-from feddm.tensors import CPU, Records, Tensors, norm, num_bytes, num_floats, zip_map
-from feddm.training import SGD, ignore
 from toy import TwoParameters, pixels, point
 
 PAPER = Synthesis(

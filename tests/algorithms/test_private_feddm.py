@@ -10,15 +10,15 @@ import torch
 from feddm.algorithms.base import LocalResult, Upload
 from feddm.algorithms.feature_feddm import FeatureRelease, Network
 from feddm.algorithms.gradient_feddm import GradientRelease
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.matching import ClassMeans, Target, class_means, synthesize
+from feddm.core.models import ConvNet
+from feddm.core.seeding import generator
+from feddm.core.tensors import Records, norm, num_bytes, to_bytes, zip_map
+from feddm.core.training import ignore
 from feddm.errors import EmptyRoundError, UploadError
-from feddm.matching import ClassMeans, Target, class_means, synthesize
-from feddm.models import ConvNet
 from feddm.privacy.features import Bound
 from feddm.privacy.noise import Secret
-from feddm.seeding import generator
-from feddm.tensors import Records, norm, num_bytes, to_bytes, zip_map
-from feddm.training import ignore
 from private import MODEL, NAMES, OTHER_SECRET, SECRET, built, download, examples, noise
 from toy import TwoParameters, pixels, point
 

@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 
 import feddm.api
 import feddm.cli
-import feddm.places
+import feddm.runtime.session
+from feddm.analysis.bench import ClientUpdate, Kernel, Memory, Report, Workers
 from feddm.api import execute
-from feddm.bench import ClientUpdate, Kernel, Memory, Report, Workers
-from feddm.build import LocalSetup, build
 from feddm.cli.display import HEADER, TextDisplay, line
-from feddm.config import Config, resolve
+from feddm.config.schema import Config, resolve
+from feddm.core.formatting import size_text
 from feddm.errors import FedDMError
-from feddm.federation import RoundRecord
-from feddm.results import from_line
-from feddm.words import size_text
+from feddm.runtime.build import LocalSetup, build
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.results import from_line
 from tiny import (
     CLIENTS,
     SETTINGS,
@@ -359,12 +359,12 @@ class TestRun:
         self, feddm_: Feddm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def build_after_another_run(config: Config, run: str) -> LocalSetup:
-            monkeypatch.setattr(feddm.places, "build", build)
+            monkeypatch.setattr(feddm.runtime.session, "build", build)
             words = ["run", *arguments(rounds=1), "--quiet"]
             feddm.cli.app(words, standalone_mode=False)
             return build(config, run)
 
-        monkeypatch.setattr(feddm.places, "build", build_after_another_run)
+        monkeypatch.setattr(feddm.runtime.session, "build", build_after_another_run)
         assert feddm_("run", *arguments(rounds=1), "--quiet").text == ""
         for number in (1, 2):
             assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()
@@ -627,7 +627,7 @@ class TestBench:
             tick("nothing")
             return self.REPORT
 
-        monkeypatch.setattr("feddm.bench.measure", measure)
+        monkeypatch.setattr("feddm.analysis.bench.measure", measure)
         return asked
 
     def test_as_text(self, feddm_: Feddm, asked: list[object]) -> None:

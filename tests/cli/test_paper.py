@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from feddm.analysis.studies import Cell, StudyObserver
 from feddm.cli import app
-from feddm.config import resolve
+from feddm.config.schema import resolve
 from feddm.errors import FedDMError
 from feddm.paper import making
 from feddm.paper.experiments import EXPERIMENTS
 from feddm.paper.scales import SCALES
-from feddm.rundir import RunDirectory
-from feddm.studies import Cell, StudyObserver
+from feddm.runtime.rundir import RunDirectory
 
 
 def paper(*arguments: str) -> str:

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from feddm.cli import app
 from feddm.errors import ConfigError, FedDMError, LedgerError
-from feddm.ledger import Entry, add_entry
 from feddm.privacy.accounting import Released, Unprotected
 from feddm.privacy.accounting import epsilon as cost
+from feddm.privacy.ledger import Entry, add_entry
 
 SMALL = [
     *("--clients", "2", "--rounds", "2", "--workers", "1", "--quiet"),
@@ -188,7 +188,7 @@ def test_a_mistaken_delta_is_told_in_one_line(ledgers: Path) -> None:
 def test_ledgers_of_single_runs_are_counted(
     ledgers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddm.ledger.user_data_path", lambda name: tmp_path)
+    monkeypatch.setattr("feddm.privacy.ledger.user_data_path", lambda name: tmp_path)
     ledgers.rename(tmp_path / "ledgers")
     try:
         assert "of their own" not in run("privacy", "ledger")
@@ -201,7 +201,7 @@ def test_ledgers_of_single_runs_are_counted(
 def test_uploads_of_single_runs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddm.ledger.user_data_path", lambda name: tmp_path)
+    monkeypatch.setattr("feddm.privacy.ledger.user_data_path", lambda name: tmp_path)
     noise = ("--privacy", "features", "--set", "privacy.noise_multiplier=8")
     run("run", *noise, "--ledger", "new", *SMALL, "--out", str(tmp_path / "run"))
     clients = {row["client"] for row in json.loads(run("privacy", "uploads", "--json"))}

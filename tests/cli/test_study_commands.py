@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
-from feddm import published
 from feddm.cli import app
 from feddm.errors import ConfigError
+from feddm.paper import published
 
 SMALL = [
     *("--clients", "3", "--rounds", "1", "--workers", "1"),

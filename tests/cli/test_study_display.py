@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from feddm.analysis.studies import Cell
+from feddm.analysis.tables import cells, header, summarize
 from feddm.cli.study_display import StudyDisplay, fitting
-from feddm.comparison import cells, header, summarize
-from feddm.config import resolve
-from feddm.federation import RoundRecord
-from feddm.studies import Cell
+from feddm.config.schema import resolve
+from feddm.runtime.federation import RoundRecord
 
 TITLES = ["", "final %", "best %", "MB up", "MB down", "client s"]
 NUMBERS = ["90.00 ± 1.00", "91.00 ± 1.00", "1.5", "0.5", "17"]

@@ -15,8 +15,8 @@ from feddm.cli import app, watch
 from feddm.cli.curve import curve
 from feddm.cli.watch import Run, Study, in_use
 from feddm.errors import RunDirectoryError
-from feddm.results import to_line
-from feddm.rundir import RunDirectory
+from feddm.runtime.results import to_line
+from feddm.runtime.rundir import RunDirectory
 
 
 def feddm(*arguments: object) -> str:

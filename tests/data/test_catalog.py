@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from feddm.config import DataConfig, OwnDataConfig
+from feddm.config.schema import DataConfig, OwnDataConfig
 from feddm.data.catalog import DATASETS, DatasetInfo, describe, described
 from feddm.errors import DataError
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from feddm.data import files
+from feddm.core.examples import Examples, Normalization
+from feddm.data import formats
 from feddm.data.catalog import DATASETS, DataFile, DatasetInfo, Layout
 from feddm.data.datasets import check, data_root, load, locate, possible_locations
-from feddm.data.examples import Examples, Normalization
 from feddm.errors import DataError
 
 Bytes = NDArray[np.uint8]
@@ -275,8 +275,8 @@ def test_digits_moments() -> None:
 
 
 def test_damaged_digits_are_a_matter_of_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = files.read
-    monkeypatch.setattr(files, "read", lambda path: whole(path)[:-1])
+    whole = formats.read
+    monkeypatch.setattr(formats, "read", lambda path: whole(path)[:-1])
     assert message(lambda: load("digits")).endswith("; reinstall feddm")
     nowhere = dataclasses.replace(GRAY, builtin=True, layouts=gray_info(idx_contents()).layouts)
     assert message(lambda: load(nowhere)).endswith("(no Gray/raw); reinstall feddm")
@@ -436,7 +436,7 @@ def test_file_that_cannot_be_opened(
     def denied(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(files, "read", denied)
+    monkeypatch.setattr(formats, "read", denied)
     expected = UNREADABLE.format(path=root / "Gray/raw/train-images", why="Permission denied")
     assert message(lambda: load(gray)) == expected
     assert check(gray)[0].problem == expected
@@ -487,7 +487,7 @@ def test_pickle_with_another_checksum_is_not_even_unpickled(
 ) -> None:
     info = color_sets(root, fine=False)
     path = write(root / "pickle/one", pickle.dumps({"data": Evil(root / "mark")}))
-    monkeypatch.setattr(files, "parse", lambda *_: pytest.fail("was unpickled"))
+    monkeypatch.setattr(formats, "parse", lambda *_: pytest.fail("was unpickled"))
     text = message(lambda: load(dataclasses.replace(info, layouts=info.layouts[1:])))
     assert text.startswith(f"{path} is damaged (md5 ")
 

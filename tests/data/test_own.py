@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddm.core.examples import Examples, Normalization
 from feddm.data.catalog import DatasetInfo
-from feddm.data.examples import Examples, Normalization
 from feddm.data.own import read_own
 from feddm.errors import DataError
 

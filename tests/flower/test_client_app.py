@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from feddm.config import resolve
+from feddm.config.schema import resolve
 from feddm.errors import (
     BudgetError,
     ConfigError,
@@ -20,10 +20,10 @@ from feddm.errors import (
     ModelError,
     UploadError,
 )
-from feddm.federation import SiteRecord
 from feddm.flower import wire
 from feddm.flower.client_app import app, client_app
 from feddm.flower.node import Job, Node
+from feddm.runtime.federation import SiteRecord
 from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")

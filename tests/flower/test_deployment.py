@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from feddm.api import Observer, execute
-from feddm.config import Config, resolve
+from feddm.config.schema import Config, resolve
 from feddm.errors import EngineError
-from feddm.federation import RoundRecord
 from feddm.flower.keys import certificates, make_node_key
 from feddm.flower.loopback import NAME, Loopback
 from feddm.flower.runner import APP, Link, command_of, free_port
-from feddm.rundir import RunDirectory
-from feddm.trained import load_model
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.model_file import load_model
+from feddm.runtime.rundir import RunDirectory
 from tiny import SETTINGS, running, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,12 +11,12 @@ import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 
 from fake_grid import FakeGrid, Node
-from feddm.config import resolve
-from feddm.engines.base import Loss, Reply, Task
-from feddm.federation import SiteRecord
+from feddm.config.schema import resolve
+from feddm.core.tensors import Records
 from feddm.flower import wire
 from feddm.flower.engine import OnFlower, Patience
-from feddm.tensors import Records
+from feddm.runtime.client import Loss, Reply, Task
+from feddm.runtime.federation import SiteRecord
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from feddm.core.tensors import Records, to_bytes
 from feddm.errors import EngineError
 from feddm.flower.memory import FEDERATIONS, Memory
-from feddm.tensors import Records, to_bytes
 
 A, B = "a" * 32, "0123456789abcdef" * 2
 

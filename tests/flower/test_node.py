@@ -12,22 +12,22 @@ import pytest
 import torch
 from platformdirs import user_data_path
 
-from feddm.build import build, build_algorithm, build_model
-from feddm.config import Config, resolve
+from feddm.config.schema import Config, resolve
+from feddm.core.metrics import evaluate
+from feddm.core.tensors import Records, to_bytes
+from feddm.core.training import ignore
 from feddm.data.catalog import described
 from feddm.data.own import read_own
-from feddm.engines.base import Reply, Task, perform
-from feddm.engines.in_process import InProcess
 from feddm.errors import BudgetError, ConfigError, DataError, EngineError, LedgerError
-from feddm.federation import SiteRecord, start
 from feddm.flower import node as node_module
 from feddm.flower.node import Job, Node, Settings, settings_of
-from feddm.ledger import Ledger, ledger_root, read_entries
-from feddm.metrics import evaluate
 from feddm.privacy.accounting import Released, epsilon
-from feddm.tensors import Records, to_bytes
-from feddm.training import ignore
-from feddm.vault import upload_log
+from feddm.privacy.ledger import Ledger, ledger_root, read_entries
+from feddm.privacy.vault import upload_log
+from feddm.runtime.build import build, build_algorithm, build_model
+from feddm.runtime.client import Reply, Task, perform
+from feddm.runtime.federation import SiteRecord, start
+from feddm.runtime.local import InProcess
 from tiny import CLIENTS, SETTINGS
 
 A, B = "a" * 32, "b" * 32

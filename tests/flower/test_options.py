@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from feddm.config import resolve
+from feddm.config.schema import resolve
 from feddm.errors import ConfigError, RunDirectoryError
 from feddm.flower.app import app_folder, write_app
 from feddm.flower.engine import Patience

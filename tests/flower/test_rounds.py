@@ -11,13 +11,13 @@ from flwr.app import Context, RecordDict
 
 from fake_grid import FakeGrid, Node
 from feddm.api import Observer, RunResult, execute, resume
-from feddm.config import ALGORITHMS, Config, resolve
+from feddm.config.schema import ALGORITHMS, Config, resolve
+from feddm.core.tensors import to_bytes
 from feddm.errors import ConfigError, LostClientsError, RunDirectoryError
-from feddm.federation import ClientRecord, RoundRecord
 from feddm.flower.client_app import app
 from feddm.flower.engine import Patience
 from feddm.flower.place import FlowerNodes, FlowerSession, server_of
-from feddm.tensors import to_bytes
+from feddm.runtime.federation import ClientRecord, RoundRecord
 from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")

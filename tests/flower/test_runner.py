@@ -8,10 +8,10 @@ import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
 
-from feddm.engines.base import Reply
+from feddm.core.tensors import to_bytes
 from feddm.flower import wire
 from feddm.flower.runner import described
-from feddm.tensors import to_bytes
+from feddm.runtime.client import Reply
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
 

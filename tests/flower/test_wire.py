@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from feddm.config import Config, resolve
-from feddm.engines.base import Reply
+from feddm.config.schema import Config, resolve
+from feddm.core.tensors import Records, to_bytes
 from feddm.errors import ConfigError, EngineError, FedDMError, UploadError
-from feddm.federation import SiteRecord
 from feddm.flower import wire
 from feddm.flower.node import Job
-from feddm.tensors import Records, to_bytes
+from feddm.runtime.client import Reply
+from feddm.runtime.federation import SiteRecord
 
 FEDERATION = "f" * 32
 CONFIG = resolve()

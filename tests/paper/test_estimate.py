@@ -2,13 +2,13 @@ import dataclasses
 
 import pytest
 
-from feddm.config import resolve
+from feddm.analysis.studies import Cell
+from feddm.config.schema import resolve
 from feddm.data.catalog import describe
 from feddm.paper import estimate
 from feddm.paper.estimate import listed, seconds
 from feddm.paper.experiments import EXPERIMENTS
 from feddm.paper.scales import SCALES, TWO_CORES, Machine
-from feddm.studies import Cell
 
 
 def cell(**settings: object) -> Cell:

@@ -2,12 +2,12 @@ import math
 
 import pytest
 
-from feddm.config import resolve
+from feddm.config.schema import resolve
 from feddm.errors import ConfigError
 from feddm.paper import experiments, scales
 from feddm.paper.experiments import EXPERIMENTS, Run
+from feddm.paper.published import ACCURACIES
 from feddm.paper.scales import FULL, SCALES, configuration, scaled_down
-from feddm.published import ACCURACIES
 
 PAIRS = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
 

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from feddm.federation import RoundRecord
-from feddm.messages import MessageSize
+from feddm.analysis.messages import MessageSize
 from feddm.paper.cost import Count, counts
 from feddm.paper.experiments import Experiment, Run
+from feddm.paper.published import BASELINE_MESSAGES, MESSAGES, Reported
 from feddm.paper.scales import SCALES
 from feddm.paper.surrogate import Example, Points
 from feddm.paper.tables import Runs, accuracies, minimisers, sizes, to_csv, to_markdown
-from feddm.published import BASELINE_MESSAGES, MESSAGES, Reported
+from feddm.runtime.federation import RoundRecord
 
 DOUBTFUL = Reported(57.32, 0.04, "Table 2", "it stands there twice")
 EXPERIMENT = Experiment(

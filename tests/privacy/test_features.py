@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from feddm.augmentation import Augmentation, Transform, unchanged_images
-from feddm.data.examples import Examples, Normalization
-from feddm.models import ConvNet
+from feddm.core.augmentation import Augmentation, Transform, unchanged_images
+from feddm.core.examples import Examples, Normalization
+from feddm.core.models import ConvNet
+from feddm.core.seeding import generator
+from feddm.core.tensors import Tensors
 from feddm.privacy.clipping import real, shortened
 from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means
-from feddm.seeding import generator
-from feddm.tensors import Tensors
 from private import cancelling
 from toy import TwoParameters, pixels, point
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from feddm.data.examples import Examples
-from feddm.models import Model
+from feddm.core.examples import Examples
+from feddm.core.models import Model
+from feddm.core.seeding import generator
+from feddm.core.tensors import Tensors, norm, zip_map
+from feddm.core.training import SGD
 from feddm.privacy import gradients
 from feddm.privacy.accounting import Released
 from feddm.privacy.clipping import real
 from feddm.privacy.gradients import PrivateSGD, clipped_gradient_sum, train_privately
-from feddm.seeding import generator
-from feddm.tensors import Tensors, norm, zip_map
-from feddm.training import SGD
 from private import MODEL, cancelling, examples, noise
 from toy import TwoParameters, pixels, point
 

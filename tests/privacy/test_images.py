@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddm.data.examples import Examples
-from feddm.matching import ClassMeans, Target, class_means, image_gradient
-from feddm.models import ConvNet
+from feddm.core.examples import Examples
+from feddm.core.matching import ClassMeans, Target, class_means, image_gradient
+from feddm.core.models import ConvNet
+from feddm.core.seeding import generator
+from feddm.core.tensors import Tensors
 from feddm.privacy.clipping import real
 from feddm.privacy.images import clipped_image_gradient_sum
-from feddm.seeding import generator
-from feddm.tensors import Tensors
 from private import cancelling
 from toy import TwoParameters, pixels, point
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.seeding import generator
+from feddm.core.training import ignore
 from feddm.privacy.clipping import real
 from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample, uniform
 from feddm.privacy.release import Noise
-from feddm.seeding import generator
-from feddm.training import ignore
 from private import NAMES, OTHER_SECRET, SECRET, built, download, examples
 
 DATA = examples(*[0, 1, 2] * 5)

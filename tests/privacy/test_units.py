@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from feddm.algorithms.gradient_feddm import class_counts
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.seeding import generator
 from feddm.privacy.clipping import real
 from feddm.privacy.features import Bound, Bounded, class_totals
 from feddm.privacy.gradients import clipped_gradient_sum
 from feddm.privacy.images import clipped_image_gradient_sum
 from feddm.privacy.units import Sampler, Unit
-from feddm.seeding import generator
 from private import MODEL, examples, noise
 from toy import TwoParameters, pixels, point
 

@@ -19,13 +19,13 @@ from typing import Protocol
 
 import torch
 
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.models import Model
+from feddm.core.tensors import Records, Tensors
+from feddm.core.training import Tick
 from feddm.errors import UploadError
-from feddm.models import Model
 from feddm.privacy.accounting import Event
 from feddm.privacy.release import Noise
-from feddm.tensors import Records, Tensors
-from feddm.training import Tick
 
 
 @dataclass(frozen=True)

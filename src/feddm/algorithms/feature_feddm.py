@@ -22,18 +22,18 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
 from feddm.algorithms.union import TrainsOnUnion, united
-from feddm.augmentation import Augmentation, Transform, unchanged_images
-from feddm.data.examples import Examples
+from feddm.core.augmentation import Augmentation, Transform, unchanged_images
+from feddm.core.examples import Examples
+from feddm.core.matching import ClassMeans, Target, sample_near, synthesize
+from feddm.core.models import Model
+from feddm.core.tensors import Records, Tensors, moved
+from feddm.core.training import Tick
 from feddm.errors import EmptyRoundError
-from feddm.matching import ClassMeans, Target, sample_near, synthesize
-from feddm.models import Model
 from feddm.privacy.accounting import Event, Released
 from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means, totals_shape
 from feddm.privacy.noise import digest
 from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Unit
-from feddm.tensors import Records, Tensors, moved
-from feddm.training import Tick
 
 
 class Network(NamedTuple):

@@ -13,11 +13,11 @@ import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
 from feddm.algorithms.local_training import TrainsLocally
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.tensors import Records, Tensors, weighted_mean
+from feddm.core.training import Adjust, Tick, unchanged
 from feddm.errors import UploadError
 from feddm.privacy.release import Noise
-from feddm.tensors import Records, Tensors, weighted_mean
-from feddm.training import Adjust, Tick, unchanged
 
 
 @dataclass(frozen=True)

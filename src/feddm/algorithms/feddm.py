@@ -22,10 +22,10 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
-from feddm.augmentation import Augmentation, unchanged_images
-from feddm.data.examples import Examples, Members
-from feddm.grouping import Plan, grouped
-from feddm.matching import (
+from feddm.core.augmentation import Augmentation, unchanged_images
+from feddm.core.examples import Examples, Members
+from feddm.core.grouping import Plan, grouped
+from feddm.core.matching import (
     Perturb,
     Squares,
     Target,
@@ -36,11 +36,11 @@ from feddm.matching import (
     synthesize,
     unperturbed,
 )
-from feddm.models import Model
+from feddm.core.models import Model
+from feddm.core.tensors import Records
+from feddm.core.training import Schedule, Tick
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.release import Noise, needed
-from feddm.tensors import Records
-from feddm.training import Schedule, Tick
 
 
 @dataclass(frozen=True)

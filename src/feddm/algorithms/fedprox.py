@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feddm.algorithms.fedavg import FedAvg
-from feddm.tensors import Tensors, zip_map
-from feddm.training import Adjust
+from feddm.core.tensors import Tensors, zip_map
+from feddm.core.training import Adjust
 
 
 @dataclass(frozen=True)

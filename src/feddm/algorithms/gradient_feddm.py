@@ -16,15 +16,15 @@ from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
-from feddm.data.examples import Examples
-from feddm.matching import sample_near
+from feddm.core.examples import Examples
+from feddm.core.matching import sample_near
+from feddm.core.tensors import Records
+from feddm.core.training import Tick
 from feddm.privacy.accounting import Event, Released
 from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.images import clipped_image_gradient_sum
 from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Sampler, Unit, units_of
-from feddm.tensors import Records
-from feddm.training import Tick
 
 # Little noise beside a class of some dozens, and little of a budget beside many steps.
 COUNT_MULTIPLIER = 10.0

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from feddm.data.examples import Examples
-from feddm.models import Model
+from feddm.core.examples import Examples
+from feddm.core.models import Model
+from feddm.core.tensors import Tensors
+from feddm.core.training import SGD, Adjust, Tick, train, unchanged
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.gradients import PrivateSGD, train_privately
 from feddm.privacy.release import Noise, needed
-from feddm.tensors import Tensors
-from feddm.training import SGD, Adjust, Tick, train, unchanged
 
 
 class Trained(NamedTuple):

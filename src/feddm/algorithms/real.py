@@ -12,11 +12,11 @@ import torch
 
 from feddm.algorithms.base import LocalResult
 from feddm.algorithms.union import TrainsOnUnion
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.tensors import Records
+from feddm.core.training import Tick
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.release import Noise
-from feddm.tensors import Records
-from feddm.training import Tick
 
 
 @dataclass(frozen=True)

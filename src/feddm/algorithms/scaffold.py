@@ -17,10 +17,10 @@ import torch
 
 from feddm.algorithms.base import LocalResult, Upload, check_like
 from feddm.algorithms.local_training import TrainsLocally
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
+from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
+from feddm.core.training import Tick
 from feddm.privacy.release import Noise
-from feddm.tensors import Records, Tensors, weighted_mean, zip_map
-from feddm.training import Tick
 
 
 @dataclass(frozen=True)

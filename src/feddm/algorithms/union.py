@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from feddm.algorithms.base import Upload
-from feddm.coding import Coding
-from feddm.data.examples import Examples, Members
+from feddm.core.coding import Coding
+from feddm.core.examples import Examples, Members
+from feddm.core.formation import composed, expanded
+from feddm.core.models import Model
+from feddm.core.tensors import CPU, Records, Tensors, moved
+from feddm.core.training import SGD, Tick, ball, train
 from feddm.errors import EmptyRoundError, UploadError
-from feddm.formation import composed, expanded
-from feddm.models import Model
-from feddm.tensors import CPU, Records, Tensors, moved
-from feddm.training import SGD, Tick, ball, train
 
 LARGEST_WEIGHT = 1e9  # real images that one can stand for; sums of such weights are finite
 

@@ -15,7 +15,6 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from feddm.allocation import keep_freed_memory
 from feddm.cli import (
     ablate,
     bench,
@@ -32,6 +31,7 @@ from feddm.cli import (
     tune,
     watch,
 )
+from feddm.core.malloc import keep_freed_memory
 from feddm.errors import FedDMError
 
 app = typer.Typer(

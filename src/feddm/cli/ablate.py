@@ -22,7 +22,7 @@ from feddm.cli.studies import (
     listed_seeds,
     shown,
 )
-from feddm.config import parse_settings
+from feddm.config.schema import parse_settings
 from feddm.errors import ConfigError
 
 EXAMPLES = """\
@@ -70,9 +70,9 @@ def ablate(
     check_seeds(configs)
     check_fair(configs)
     check_ledgers(configs)
-    from feddm.comparison import summarize, to_json
-    from feddm.rundir import next_free
-    from feddm.studies import Cell, run_cells, write_results
+    from feddm.analysis.studies import Cell, run_cells, write_results
+    from feddm.analysis.tables import summarize, to_json
+    from feddm.runtime.rundir import next_free
 
     cells = [Cell(*named) for named in configs]
     study = out or next_free(Path("runs"), f"ablate-{cells[0].config.data.name}")

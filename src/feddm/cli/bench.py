@@ -15,8 +15,8 @@ from feddm.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from feddm.bench import Report
-    from feddm.profiling import Part
+    from feddm.analysis.bench import Report
+    from feddm.analysis.profiling import Part
 
 BENCH_EXAMPLES = """\
 Examples:
@@ -59,8 +59,8 @@ def bench(
 
     from rich.console import Console
 
-    from feddm.bench import measure
-    from feddm.results import finite
+    from feddm.analysis.bench import measure
+    from feddm.runtime.results import finite
 
     console = Console(quiet=json)
     with console.status("") as status:
@@ -179,7 +179,7 @@ def profile(given: options.Given, json: options.Json = False) -> None:
 
     from rich.console import Console
 
-    from feddm.profiling import profile as profiled
+    from feddm.analysis.profiling import profile as profiled
 
     console = Console(quiet=json)
     with console.status("Running one round"):

@@ -24,7 +24,7 @@ from feddm.cli.studies import (
     listed_seeds,
     shown,
 )
-from feddm.config import ALGORITHMS, Config
+from feddm.config.schema import ALGORITHMS, Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
 
 EXAMPLES = """\
@@ -80,10 +80,10 @@ def compare(
     check_seeds(configs)
     check_fair(configs)
     check_ledgers(configs)
-    from feddm.comparison import caption, curves, summarize, to_json
-    from feddm.figures import check_figure, draw_curves
-    from feddm.rundir import next_free
-    from feddm.studies import Cell, run_cells, write_results
+    from feddm.analysis.figures import check_figure, draw_curves
+    from feddm.analysis.studies import Cell, run_cells, write_results
+    from feddm.analysis.tables import caption, curves, summarize, to_json
+    from feddm.runtime.rundir import next_free
 
     if figure is not None:
         check_figure(figure)

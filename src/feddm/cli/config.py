@@ -29,7 +29,7 @@ def config(
     Later wins: the file, --preset, the options, --set.
     """
     if schema:
-        from feddm.config import schema as json_schema
+        from feddm.config.schema import schema as json_schema
 
         print(json_schema())
     elif json:

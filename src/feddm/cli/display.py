@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from feddm.api import Observer
-from feddm.build import LocalSetup
+from feddm.core.formatting import percent, size_text
+from feddm.core.models import num_params
+from feddm.core.seeding import generator
 from feddm.data.partition import class_table
-from feddm.models import num_params
-from feddm.promise import epsilon_cell, introduction, summary
-from feddm.results import to_line
-from feddm.seeding import generator
-from feddm.words import percent, size_text
+from feddm.runtime.build import LocalSetup
+from feddm.runtime.results import to_line
+from feddm.runtime.wording import epsilon_cell, introduction, summary
 
 if TYPE_CHECKING:
-    from feddm.build import Setup
-    from feddm.config import Config
-    from feddm.federation import RoundRecord
+    from feddm.config.schema import Config
+    from feddm.runtime.build import Setup
+    from feddm.runtime.federation import RoundRecord
 
 HEADER = "    round  accuracy     loss         up       down   clients   server"
 PRIVATE_HEADER = "    round  accuracy     loss         up       down      epsilon   server"

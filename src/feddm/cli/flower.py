@@ -15,9 +15,9 @@ from feddm.cli.report import WriteReport, report_at_end
 from feddm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from feddm.build import Setup
     from feddm.cli.display import Display
     from feddm.flower.loopback import Loopback
+    from feddm.runtime.build import Setup
 
 EXAMPLES = """\
 Examples:
@@ -95,7 +95,7 @@ def node(
         raise ConfigError("--insecure has no use for --key: nodes are known by keys over TLS")
     from feddm.flower.node import settings_of
     from feddm.flower.runner import Link, serve
-    from feddm.policy import Policy, own_policy
+    from feddm.privacy.policy import Policy, own_policy
 
     config: dict[str, str | int] = {"partition-id": client}
     config |= {
@@ -144,7 +144,7 @@ def up(
     from feddm.cli.run import shown
     from feddm.flower.loopback import Loopback
     from feddm.flower.place import server_of
-    from feddm.rundir import check_free, next_free
+    from feddm.runtime.rundir import check_free, next_free
 
     # Whatever can be known to fail does so before anything is started.
     setup = server_of(config)

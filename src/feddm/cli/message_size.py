@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddm.cli import options
-from feddm.config import Config, ModelConfig, resolve
+from feddm.config.schema import Config, ModelConfig, resolve
 from feddm.data.catalog import described
-from feddm.published import BASELINE_MESSAGES, MESSAGES
+from feddm.paper.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
-    from feddm.messages import MessageSize
+    from feddm.analysis.messages import MessageSize
 
 EXAMPLES = """\
 Examples:
@@ -53,8 +53,8 @@ def message_size(
     the three of the paper; without --preset, for the preset `paper`.
     """
     configs = _configs(given.with_preset(given.preset or "paper"))
-    from feddm.build import build_dataset, check_formation
-    from feddm.counting import baseline_sizes, feddm_size
+    from feddm.analysis.counting import baseline_sizes, feddm_size
+    from feddm.runtime.build import build_dataset, check_formation
 
     first = configs[0]
     check_formation(first.synthesis, described(first.data).shape)

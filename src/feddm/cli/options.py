@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from feddm.config import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
+from feddm.config.schema import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
 from feddm.data.catalog import described
 from feddm.errors import ConfigError
 

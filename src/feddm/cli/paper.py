@@ -11,14 +11,14 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.studies import With, command, files_by_name
-from feddm.config import flat
+from feddm.config.schema import flat
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from feddm.analysis.studies import Cell
     from feddm.paper.making import Made, Plan
-    from feddm.studies import Cell
 
 EXAMPLES = """\
 Examples:
@@ -87,10 +87,10 @@ def paper(
     cells = scales.cells(experiment, size, number, tuned, **given)
     from rich.console import Console
 
+    from feddm.analysis.figures import check_figures
+    from feddm.analysis.studies import StudyObserver
     from feddm.cli.study_display import StudyDisplay
-    from feddm.figures import check_figures
     from feddm.paper.making import Plan, make
-    from feddm.studies import StudyObserver
 
     check_figures()
     plan = Plan(experiment, size, number, shlex.join(command()), tuned)

@@ -44,8 +44,8 @@ def partition(
     It is the split that `feddm run` would use with the same options.
     """
     config = given.resolved()
-    from feddm.build import build_dataset, build_shards
     from feddm.data.partition import class_table
+    from feddm.runtime.build import build_dataset, build_shards
 
     data = build_dataset(config.data)
     shards = build_shards(config.partition, data, config.seed)
@@ -56,7 +56,7 @@ def partition(
     else:
         _show(table, names)
     if out is not None:
-        from feddm.figures import draw_partition
+        from feddm.analysis.figures import draw_partition
 
         file = draw_partition(table, names, out)
         if not json:

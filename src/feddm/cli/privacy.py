@@ -13,8 +13,8 @@ from feddm.cli import options
 from feddm.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
-    from feddm.ledger import Ledger
     from feddm.privacy.accounting import Released
+    from feddm.privacy.ledger import Ledger
 
 EXAMPLES = """\
 Examples:
@@ -108,8 +108,8 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
     figures of their own, because a release that protects one does not protect the others. Runs
     without privacy are not on any ledger.
     """
-    from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
-    from feddm.results import finite
+    from feddm.privacy.ledger import Ledger, clients_in, ledger_root, run_ledger_root
+    from feddm.runtime.results import finite
 
     rows = []
     for dataset in _folders(folder or ledger_root()):
@@ -140,9 +140,9 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
 
 def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
     """Returns for each unit of privacy what releases for it cost, and what others there are."""
-    from feddm.ledger import clients_in, costs, read_entries
     from feddm.privacy.accounting import Released, Unprotected
     from feddm.privacy.accounting import epsilon as cost
+    from feddm.privacy.ledger import clients_in, costs, read_entries
 
     splits = {
         split.name: [read_entries(client) for client in clients_in(split)]
@@ -175,9 +175,9 @@ def uploads(folder: Folder = None, json: options.Json = False) -> None:
 
     Shapes are in `--json`. Uploads of runs without privacy are not listed.
     """
-    from feddm.ledger import Ledger, clients_in, ledger_root, run_ledger_root
-    from feddm.vault import upload_log
-    from feddm.words import size_text
+    from feddm.core.formatting import size_text
+    from feddm.privacy.ledger import Ledger, clients_in, ledger_root, run_ledger_root
+    from feddm.privacy.vault import upload_log
 
     own = sorted(run_ledger_root().glob("*"))  # of single runs
     shared = [ledger_root()] if ledger_root().is_dir() or not own else []

@@ -42,7 +42,7 @@ def report(
     It opens anywhere, without a server or a network: curves, synthetic images, time, messages,
     privacy, settings. Runs that differ in the seed only are averaged.
     """
-    from feddm.report.writing import write_report
+    from feddm.analysis.report.writing import write_report
 
     written = write_report(runs, out, figures=figures, neighbours=neighbours)
     for note in written.notes:
@@ -67,7 +67,7 @@ class Screen(Protocol):
 def report_at_end(path: Path, screen: Screen) -> None:
     """Writes the report of what has just ended; whatever goes wrong, the run is not lost."""
     try:
-        from feddm.report.writing import write_report
+        from feddm.analysis.report.writing import write_report
 
         page = write_report([path]).page
     except Exception as error:

@@ -53,7 +53,7 @@ def run(
     """
     config = given.resolved()
     from feddm.api import execute
-    from feddm.rundir import next_free
+    from feddm.runtime.rundir import next_free
 
     directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
     try:
@@ -97,7 +97,7 @@ def _logged(log: str | None, directory: Path, display: Display) -> Observer:
     """Returns the display, and a tracker beside it if one was asked for."""
     if log is None:
         return display
-    from feddm.tracking import Both, tracker
+    from feddm.analysis.tracking import Both, tracker
 
     return Both(display, tracker(log, directory))
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.config import ALGORITHMS, Config, load_toml
+from feddm.config.schema import ALGORITHMS, Config, load_toml
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from feddm.analysis.studies import Cell
     from feddm.cli.study_display import StudyDisplay
-    from feddm.studies import Cell
 
 Named = tuple[str, int, Config]  # name, seed and configuration of a run
 

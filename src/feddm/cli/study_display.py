@@ -13,16 +13,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from feddm.analysis.studies import Cell, StudyObserver
+from feddm.analysis.tables import accuracy_text, header, legend, name_text, summarize
+from feddm.analysis.tables import cells as row_cells
 from feddm.cli.display import STAGES
-from feddm.comparison import accuracy_text, header, legend, name_text, summarize
-from feddm.comparison import cells as row_cells
-from feddm.promise import epsilon_cell, label
-from feddm.studies import Cell, StudyObserver
-from feddm.words import percent
+from feddm.core.formatting import percent
+from feddm.runtime.wording import epsilon_cell, label
 
 if TYPE_CHECKING:
-    from feddm.comparison import Row
-    from feddm.federation import RoundRecord
+    from feddm.analysis.tables import Row
+    from feddm.runtime.federation import RoundRecord
 
 GAP = 2  # blanks between columns
 # What a narrow screen can do without, the first first, and then the highest targets: the files

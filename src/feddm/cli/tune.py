@@ -20,12 +20,12 @@ from feddm.cli.studies import (
     listed_seeds,
     shown,
 )
-from feddm.config import Config, toml_value
+from feddm.config.privacy_rules import unused
+from feddm.config.schema import Config, toml_value
 from feddm.errors import ConfigError
-from feddm.privacy_rules import unused
 
 if TYPE_CHECKING:
-    from feddm.comparison import Row
+    from feddm.analysis.tables import Row
 
 EXAMPLES = """\
 Examples:
@@ -78,9 +78,9 @@ def tune(
         raise ConfigError(
             f"--validation must be above 0, got {validation:g}: the test set tunes nothing"
         )
-    from feddm.comparison import summarize, to_json
-    from feddm.rundir import next_free
-    from feddm.studies import Cell, choices, run_cells, setting_name, write_results
+    from feddm.analysis.studies import Cell, choices, run_cells, setting_name, write_results
+    from feddm.analysis.tables import summarize, to_json
+    from feddm.runtime.rundir import next_free
 
     tried = {setting_name(choice): choice for choice in choices(axes)}
     configs = [
@@ -133,7 +133,7 @@ def _keep_best(
     rows: Sequence[Row], tried: Mapping[str, Mapping[str, Any]], algorithm: str, study: Path
 ) -> str:
     """Writes the choice of the first row down, and returns a sentence about it."""
-    from feddm.studies import winner_toml, write
+    from feddm.analysis.studies import winner_toml, write
 
     if rows[0].failed:
         raise ConfigError("every choice of the grid failed; try smaller learning rates")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from feddm.config import Config
-    from feddm.federation import RoundRecord
-    from feddm.rundir import RunDirectory
+    from feddm.config.schema import Config
+    from feddm.runtime.federation import RoundRecord
+    from feddm.runtime.rundir import RunDirectory
 
 EXAMPLES = """\
 Examples, while it runs in another terminal:
@@ -84,7 +84,7 @@ class Run:
     """A run that goes on elsewhere."""
 
     def __init__(self, path: Path) -> None:
-        from feddm.rundir import RunDirectory
+        from feddm.runtime.rundir import RunDirectory
 
         self.opened = RunDirectory.open(path)
         self.config = self.opened.config()
@@ -155,8 +155,8 @@ class Study:
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
-        from feddm.promise import epsilon_cell
-        from feddm.words import percent
+        from feddm.core.formatting import percent
+        from feddm.runtime.wording import epsilon_cell
 
         runs = self.runs()
         done = sum(run.ended for run in runs)

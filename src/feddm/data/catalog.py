@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from feddm.config import DataConfig, OwnDataConfig
+from feddm.config.schema import DataConfig, OwnDataConfig
 from feddm.errors import DataError
 
 Format = Literal[

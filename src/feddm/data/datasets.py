@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import platformdirs
 
-from feddm.data import files
+from feddm.data import formats
 from feddm.data.catalog import DataFile, DatasetInfo, Layout, describe
 from feddm.errors import DataError
 
 if TYPE_CHECKING:
-    from feddm.data.examples import Examples
+    from feddm.core.examples import Examples
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,20 @@ class Location:
         gzipped = [path.with_name(f"{path.name}.gz")] if file.format.startswith("idx") else []
         return next(filter(self._exists, [*gzipped, path]), None)
 
-    def read(self, file: DataFile) -> files.Part:
+    def read(self, file: DataFile) -> formats.Part:
         """Returns the images and labels of a file; a `DataError` says what is wrong with it."""
         path = self.path(file)
         if path is None:
             raise DataError(f"{self.folder} lacks {file.name}; {self.remedy('get it with')}")
         shape, num_classes = self.info.shape, len(self.info.classes)
         try:
-            content = files.read(path)
+            content = formats.read(path)
             if file.format.endswith("pickle"):  # nothing but the published file is unpickled
-                files.verify(content, file.md5)
-                return files.parse(content, file.format, shape, num_classes)
+                formats.verify(content, file.md5)
+                return formats.parse(content, file.format, shape, num_classes)
             # A checksum that is wrong says less than a length that is wrong.
-            part = files.parse(content, file.format, shape, num_classes)
-            files.verify(content, file.md5)
+            part = formats.parse(content, file.format, shape, num_classes)
+            formats.verify(content, file.md5)
             return part
         except OSError as error:
             raise self._unreadable(path, error) from None
@@ -224,7 +224,7 @@ def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) 
     # Here, because torch takes long to import, and finding and checking files does not need it.
     import torch
 
-    from feddm.data.examples import Examples, Normalization
+    from feddm.core.examples import Examples, Normalization
 
     info = location.info
     images, labels = zip(*(location.read(file) for file in parts), strict=True)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddm import durable
+from feddm.core import files
+from feddm.core.examples import Examples, Normalization
 from feddm.data.catalog import DatasetInfo
-from feddm.data.examples import Examples, Normalization
 from feddm.errors import DataError, MissingExtraError
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def read_own(path: Path, info: DatasetInfo) -> Examples:
         path: An image folder or a .npz file.
         info: What the federation has agreed on: classes by name, and the size of images.
     """
-    with durable.explained(DataError, path):
+    with files.explained(DataError, path):
         if not path.exists():
             raise DataError(f"the data {path} is not there")
         if path.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from feddm import durable
+from feddm.core import files
 from feddm.errors import RunDirectoryError
 
 
@@ -16,7 +16,7 @@ def app_folder() -> Path:
 
 def write_app(target: Path) -> None:
     """Copies the app to a new folder."""
-    with durable.explained(RunDirectoryError, target):
+    with files.explained(RunDirectoryError, target):
         if target.exists():
             raise RunDirectoryError(f"{target} exists; name a new folder")
         target.parent.mkdir(parents=True, exist_ok=True)

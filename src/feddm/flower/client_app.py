@@ -12,12 +12,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from feddm import durable
-from feddm.allocation import keep_freed_memory
+from feddm.core import files
+from feddm.core.malloc import keep_freed_memory
 from feddm.errors import BudgetError, ConfigError, FedDMError, LedgerError
 from feddm.flower import wire
 from feddm.flower.node import Job, Node, Settings, settings_of
-from feddm.ledger import now
+from feddm.privacy.ledger import now
 
 Load = Callable[[Context], tuple[Tensor, Tensor]]
 
@@ -91,7 +91,7 @@ def _written_down(settings: Settings | None) -> str:
         print(trace, file=sys.stderr)
         return "the node failed"
     try:
-        durable.make_private(settings.folder)
+        files.make_private(settings.folder)
         # For its owner alone: it may be about examples.
         with open(settings.folder / "errors.log", "ab", opener=_private) as file:
             file.write(f"{now()}\n{trace}\n".encode(errors="backslashreplace"))
@@ -101,4 +101,4 @@ def _written_down(settings: Settings | None) -> str:
 
 
 def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, durable.OWNER)
+    return os.open(name, flags, files.OWNER)

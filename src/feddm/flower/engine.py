@@ -16,14 +16,14 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from feddm.config import Config
-from feddm.engines.base import ClientTick, Loss, Reply, Task
+from feddm.config.schema import Config
+from feddm.core.tensors import Records, Tensors
 from feddm.errors import EngineError, FedDMError, UploadError
-from feddm.federation import Judgement, SiteRecord
 from feddm.flower import wire
 from feddm.flower.node import Job
 from feddm.flower.wire import RefusedError
-from feddm.tensors import Records, Tensors
+from feddm.runtime.client import ClientTick, Loss, Reply, Task
+from feddm.runtime.federation import Judgement, SiteRecord
 
 Answer = TypeVar("Answer")
 Notice = Callable[[str], None]

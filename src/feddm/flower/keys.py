@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from feddm import durable
+from feddm.core import files
 
 DAYS = 30
 
@@ -24,29 +24,27 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
     Returns:
         The files of the authority's certificate, the server's certificate and its key.
     """
-    files = folder / "ca.crt", folder / "server.crt", folder / "server.key"
-    if all(file.exists() for file in files):
-        return files
+    made = folder / "ca.crt", folder / "server.crt", folder / "server.key"
+    if all(file.exists() for file in made):
+        return made
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _certificate("feddm on this machine", authority_key, None, authority_key)
     server = _certificate("localhost", server_key, authority, authority_key)
     pem = serialization.Encoding.PEM
-    durable.write(files[0], authority.public_bytes(pem))
-    durable.write(files[1], server.public_bytes(pem))
+    files.write(made[0], authority.public_bytes(pem))
+    files.write(made[1], server.public_bytes(pem))
     pkcs8 = serialization.PrivateFormat.PKCS8
-    durable.write(files[2], _private_pem(server_key, pkcs8), durable.OWNER)
-    return files
+    files.write(made[2], _private_pem(server_key, pkcs8), files.OWNER)
+    return made
 
 
 def make_node_key(path: Path) -> tuple[Path, Path]:
     """Makes the key of a node, and returns the files of its private and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = path.with_name(f"{path.name}.pub")
-    durable.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), durable.OWNER)
+    files.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), files.OWNER)
     openssh = serialization.PublicFormat.OpenSSH
-    durable.write(
-        public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
-    )
+    files.write(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh))
     return path, public
 
 

@@ -22,13 +22,13 @@ from typing import Any, Self
 
 import tomli_w
 
-from feddm import durable
+from feddm.core import files
 from feddm.errors import EngineError
-from feddm.federation import RoundRecord
 from feddm.flower.app import app_folder
 from feddm.flower.keys import certificates, make_node_key
 from feddm.flower.runner import Link, command_of, free_port
-from feddm.rundir import RunDirectory
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.rundir import RunDirectory
 
 NAME = "here"  # of the SuperLink, in Flower's configuration
 START = 120.0  # seconds that the SuperLink may take to start
@@ -81,8 +81,8 @@ class Loopback:
 
     def start_superlink(self) -> None:
         """Starts the SuperLink; one that was here before is known to its nodes again."""
-        with durable.explained(EngineError, self.folder):
-            durable.make_private(self.folder)
+        with files.explained(EngineError, self.folder):
+            files.make_private(self.folder)
             home = self.folder / "flwr"
             home.mkdir(exist_ok=True)
         connection: dict[str, object] = {"address": self.address}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from feddm import durable
+from feddm.core import files
+from feddm.core.tensors import Records, from_bytes, to_bytes
 from feddm.errors import EngineError
-from feddm.tensors import Records, from_bytes, to_bytes
 
 FEDERATIONS = 10  # of which memories are kept
 _NAME = re.compile("[0-9a-f]{32}")  # of a federation
@@ -56,11 +56,11 @@ class Memory:
             before: The round whose memory this one began with.
         """
         path = self._path(federation, round_)
-        with durable.explained(EngineError, self._folder):
+        with files.explained(EngineError, self._folder):
             if not path.parent.exists():
-                durable.make_private(path.parent)
+                files.make_private(path.parent)
                 self._forget_old_federations()
-            durable.write_whole(path, to_bytes(memory), durable.OWNER)
+            files.write_whole(path, to_bytes(memory), files.OWNER)
             wanted = {path.name, self._path(federation, before).name}
             for other in path.parent.iterdir():
                 if other.name not in wanted:

@@ -19,26 +19,26 @@ import torch
 from platformdirs import user_data_path
 
 from feddm.algorithms.base import Algorithm
-from feddm.build import build_dataset, build_server, build_shards, check
-from feddm.config import Config, DataConfig, PartitionConfig
+from feddm.config.schema import Config, DataConfig, PartitionConfig
+from feddm.core.examples import Examples, Normalization
+from feddm.core.metrics import evaluate
+from feddm.core.seeding import numpy_generator
+from feddm.core.tensors import Records, moved
+from feddm.core.training import ignore
 from feddm.data.catalog import DATASETS, DatasetInfo, described
 from feddm.data.datasets import Dataset
-from feddm.data.examples import Examples, Normalization
 from feddm.data.own import read_own
 from feddm.data.partition import Shards
-from feddm.engines.base import Reply, Task, perform
 from feddm.errors import BudgetError, ConfigError, DataError
-from feddm.federation import SiteRecord
 from feddm.flower.memory import Memory
-from feddm.ledger import Ledger, ledger_root
-from feddm.metrics import evaluate
-from feddm.policy import Policy, own_policy
 from feddm.privacy.accounting import Unprotected
-from feddm.protection import check_policy, vaults_in
-from feddm.seeding import numpy_generator
-from feddm.tensors import Records, moved
-from feddm.training import ignore
-from feddm.vault import Vault
+from feddm.privacy.ledger import Ledger, ledger_root
+from feddm.privacy.policy import Policy, own_policy
+from feddm.privacy.vault import Vault
+from feddm.runtime.build import build_dataset, build_server, build_shards, check
+from feddm.runtime.client import Reply, Task, perform
+from feddm.runtime.federation import SiteRecord
+from feddm.runtime.protection import check_policy, vaults_in
 
 OWN_DATA = "own"  # what data are called that nobody names
 WAIT = 3600.0  # seconds for another client on this machine to leave the ledger

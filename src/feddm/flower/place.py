@@ -11,17 +11,17 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from feddm.build import Setup, build_dataset, build_server, check
-from feddm.config import Config
+from feddm.config.schema import Config
+from feddm.core.examples import Examples
+from feddm.core.tensors import Records, Tensors
 from feddm.data.catalog import described
-from feddm.data.examples import Examples
 from feddm.data.own import read_own
 from feddm.errors import ConfigError
-from feddm.federation import Judge, Judgement, RoundRecord, by_test_set
 from feddm.flower.engine import PATIENT, Notice, OnFlower, Patience
-from feddm.places import ON_NODES, Clients
-from feddm.protection import with_noise
-from feddm.tensors import Records, Tensors
+from feddm.runtime.build import Setup, build_dataset, build_server, check
+from feddm.runtime.federation import Judge, Judgement, RoundRecord, by_test_set
+from feddm.runtime.protection import with_noise
+from feddm.runtime.session import ON_NODES, Clients
 
 
 @dataclass(frozen=True)

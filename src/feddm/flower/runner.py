@@ -46,11 +46,11 @@ from flwr.supernode.runtime.run_clientapp import (
     push_task_output,
 )
 
-from feddm import durable
+from feddm.core import files
+from feddm.core.tensors import num_bytes, to_bytes
 from feddm.errors import EngineError
 from feddm.flower import wire
-from feddm.ledger import now
-from feddm.tensors import num_bytes, to_bytes
+from feddm.privacy.ledger import now
 
 APP = "feddm/feddm-app"  # the only one that is answered
 POLL = 0.2  # seconds between two looks
@@ -246,11 +246,11 @@ def _supernode(
 ) -> Iterator[_SuperNode]:
     """Starts Flower's SuperNode, which starts no app, and ends it afterwards."""
     secret, port = secrets.token_bytes(32), str(free_port())
-    with durable.explained(EngineError, folder):
-        durable.make_private(folder)
+    with files.explained(EngineError, folder):
+        files.make_private(folder)
     shared, log = folder / "supernode.secret", folder / "supernode.log"
     shared.unlink(missing_ok=True)
-    durable.write(shared, secret, durable.OWNER)
+    files.write(shared, secret, files.OWNER)
     values = " ".join(
         f"{key}={value}" if isinstance(value, int) else f'{key}="{value}"'
         for key, value in node_config.items()

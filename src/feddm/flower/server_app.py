@@ -10,13 +10,13 @@ from flwr.serverapp import Grid, ServerApp
 from platformdirs import user_data_path
 
 from feddm.api import Observer, execute, resume
-from feddm.build import Setup
-from feddm.config import Config
-from feddm.federation import RoundRecord
+from feddm.config.schema import Config
+from feddm.core.formatting import percent, size_text
 from feddm.flower.options import options_of
 from feddm.flower.place import FlowerNodes
-from feddm.rundir import next_free
-from feddm.words import percent, size_text
+from feddm.runtime.build import Setup
+from feddm.runtime.federation import RoundRecord
+from feddm.runtime.rundir import next_free
 
 app = ServerApp()
 

@@ -26,21 +26,21 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from feddm.algorithms.base import Upload
-from feddm.build import build_model, build_server, check
-from feddm.config import resolve
+from feddm.config.schema import resolve
+from feddm.core.examples import Normalization
+from feddm.core.seeding import generator
+from feddm.core.tensors import Records
+from feddm.core.training import ignore
 from feddm.data.catalog import described
-from feddm.data.examples import Normalization
-from feddm.engines.base import Reply, threads
 from feddm.errors import EngineError, UploadError
-from feddm.federation import start
 from feddm.flower import wire
 from feddm.flower.engine import content_of
 from feddm.flower.node import OWN_DATA, Job
-from feddm.protection import with_noise
-from feddm.seeding import generator
-from feddm.tensors import Records
-from feddm.trained import TrainedModel
-from feddm.training import ignore
+from feddm.runtime.build import build_model, build_server, check
+from feddm.runtime.client import Reply, threads
+from feddm.runtime.federation import start
+from feddm.runtime.model_file import TrainedModel
+from feddm.runtime.protection import with_noise
 
 
 class FedDM(Strategy):

@@ -30,12 +30,12 @@ from flwr.app import (
     RecordDict,
 )
 
-from feddm.config import Config, resolve
-from feddm.engines.base import Reply
+from feddm.config.schema import Config, resolve
+from feddm.core.tensors import Records
 from feddm.errors import ConfigError, EngineError, UploadError
-from feddm.federation import SiteRecord
 from feddm.flower.node import Job
-from feddm.tensors import Records
+from feddm.runtime.client import Reply
+from feddm.runtime.federation import SiteRecord
 
 PROTOCOL = 1
 ABOUT, METRICS = "feddm", "metrics"

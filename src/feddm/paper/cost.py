@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from feddm import published
-from feddm.build import build_dataset
-from feddm.config import Config, resolve
-from feddm.counting import baseline_sizes, feddm_size
-from feddm.messages import MessageSize
+from feddm.analysis.counting import baseline_sizes, feddm_size
+from feddm.analysis.messages import MessageSize
+from feddm.config.schema import Config, resolve
+from feddm.paper import published
 from feddm.paper.experiments import TITLES
 from feddm.paper.scales import Scale
+from feddm.runtime.build import build_dataset
 
 
 class Count(NamedTuple):

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddm.build import build_model
-from feddm.config import Config, ModelConfig, PartitionConfig
+from feddm.analysis.studies import Cell
+from feddm.config.schema import Config, ModelConfig, PartitionConfig
+from feddm.core.seeding import numpy_generator
 from feddm.data.catalog import describe
 from feddm.data.partition import class_table, dirichlet
 from feddm.paper.experiments import EXPERIMENTS, Experiment
 from feddm.paper.scales import SCALES, TWO_CORES, Machine, Scale, cells, usual_seeds
-from feddm.seeding import numpy_generator
-from feddm.studies import Cell
-from feddm.workload import forward_flops, passes
+from feddm.runtime.build import build_model
+from feddm.runtime.workload import forward_flops, passes
 
 LARGE = 50e6  # operations of an image's forward pass from which on a model is large
 BEGINNING = 1.0  # seconds of a run before its first round

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feddm.config import PrivacyConfig
+from feddm.config.schema import PrivacyConfig
 from feddm.errors import ConfigError
-from feddm.promise import nominal_epsilon
-from feddm.published import ACCURACIES, IPC, REAL, RHO, Reported
+from feddm.paper.published import ACCURACIES, IPC, REAL, RHO, Reported
+from feddm.runtime.wording import nominal_epsilon
 
 TITLES = {
     "mnist": "MNIST",

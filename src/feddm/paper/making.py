@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from feddm.bench import processor
-from feddm.build import build_dataset
-from feddm.comparison import summarize
+from feddm.analysis.bench import processor
+from feddm.analysis.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
+from feddm.analysis.tables import summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
 from feddm.paper.experiments import TITLES, Experiment
@@ -32,8 +32,8 @@ from feddm.paper.pages import page
 from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
 from feddm.paper.scales import Scale, Tuned, scaled_down
 from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv
-from feddm.results import finite
-from feddm.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
+from feddm.runtime.build import build_dataset
+from feddm.runtime.results import finite
 
 
 @dataclass(frozen=True)

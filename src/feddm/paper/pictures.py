@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from feddm.comparison import Curve, caption, curves, summarize
-from feddm.figures import draw_images, draw_lines, draw_panels
+from feddm.analysis.figures import draw_images, draw_lines, draw_panels
+from feddm.analysis.studies import write
+from feddm.analysis.tables import Curve, caption, curves, summarize
 from feddm.paper.experiments import Experiment
 from feddm.paper.surrogate import GRADIENT_STEP, Example
 from feddm.paper.tables import Runs, to_csv
-from feddm.studies import write
-from feddm.synthetic import load_synthetic
+from feddm.runtime.synthetic_file import load_synthetic
 
 
 def draw_runs(study: Path, experiment: Experiment, results: Runs) -> list[Path]:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddm.config import Config, flat, resolve
+from feddm.analysis.studies import Cell
+from feddm.config.privacy_rules import unused
+from feddm.config.schema import Config, flat, resolve
 from feddm.errors import ConfigError
 from feddm.paper.experiments import BASELINES, Experiment, Run
-from feddm.privacy_rules import unused
-from feddm.studies import Cell
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddm.matching import Target, class_means, sample_near, synthesize
-from feddm.models import Outputs
-from feddm.seeding import generator
-from feddm.tensors import Tensors
+from feddm.core.matching import Target, class_means, sample_near, synthesize
+from feddm.core.models import Outputs
+from feddm.core.seeding import generator
+from feddm.core.tensors import Tensors
 
 SEED = 0
 POINTS, SYNTHETIC = 100, 20

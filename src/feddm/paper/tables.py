@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from feddm.comparison import (
+from feddm.analysis.tables import (
     Curve,
     accuracy_text,
     caption,
@@ -19,8 +19,8 @@ from feddm.comparison import (
 from feddm.paper.cost import Count
 from feddm.paper.experiments import Experiment
 from feddm.paper.surrogate import GRADIENT_STEP, POINTS, SEED, SLIP, SYNTHETIC, Example
-from feddm.promise import epsilon_cell
-from feddm.results import finite
+from feddm.runtime.results import finite
+from feddm.runtime.wording import epsilon_cell
 
 Runs = Mapping[str, Sequence[Curve]]  # the records of each name and seed
 

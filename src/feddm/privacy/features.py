@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddm.augmentation import Transform, unchanged_images
-from feddm.data.examples import Examples
-from feddm.matching import ClassMeans
-from feddm.models import Around, Model, Outputs
-from feddm.privacy.alone import in_places
+from feddm.core.augmentation import Transform, unchanged_images
+from feddm.core.examples import Examples
+from feddm.core.matching import ClassMeans
+from feddm.core.models import Around, Model, Outputs
+from feddm.core.tensors import Tensors
 from feddm.privacy.clipping import shortened, whole
+from feddm.privacy.per_example import in_places
 from feddm.privacy.units import Unit, units_of
-from feddm.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ over a Poisson sample. Its noisy value is divided by the size that a sample has 
 true size depends on the data.
 
 Gradients are taken one example at a time, so that none depends on the others, not even in its
-last bits (`feddm.privacy.alone`). On a CPU that is as fast as a batch.
+last bits (`feddm.privacy.per_example`). On a CPU that is as fast as a batch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddm.data.examples import Examples
-from feddm.models import Model
+from feddm.core.examples import Examples
+from feddm.core.models import Model
+from feddm.core.tensors import Tensors
+from feddm.core.training import SGD, Adjust, Descent, Tick, ignore, unchanged
 from feddm.privacy.accounting import Released
-from feddm.privacy.alone import alone
 from feddm.privacy.clipping import shortened, whole
+from feddm.privacy.per_example import alone
 from feddm.privacy.release import Noise
 from feddm.privacy.units import Sampler, Unit
-from feddm.tensors import Tensors
-from feddm.training import SGD, Adjust, Descent, Tick, ignore, unchanged
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from feddm.data.examples import Examples
-from feddm.formation import expanded
-from feddm.matching import class_means
-from feddm.models import Model
-from feddm.privacy.alone import alone
+from feddm.core.examples import Examples
+from feddm.core.formation import expanded
+from feddm.core.matching import class_means
+from feddm.core.models import Model
+from feddm.core.tensors import Tensors
 from feddm.privacy.clipping import shortened, whole
-from feddm.tensors import Tensors
+from feddm.privacy.per_example import alone
 
 
 def clipped_image_gradient_sum(

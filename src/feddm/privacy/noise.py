@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
-from feddm.tensors import Records
+from feddm.core.tensors import Records
 
 _KEY_BYTES = 32
 _BITS = 52  # of a uniform number; with a 53rd, the greatest would be rounded to 1

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from feddm.data.examples import Examples
+from feddm.core.examples import Examples
 
 Unit = Literal["example", "group", "client"]
 

@@ -1,0 +1,227 @@
+"""Synthetic images as sheets, real neighbours beside them, and who has what.
+
+A sheet is one PNG of equal tiles: a page takes a thousand images at the price of one.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feddm.config.schema import Config
+from feddm.data.datasets import Dataset, fingerprint
+from feddm.data.partition import Shards, class_table
+from feddm.errors import DataError
+from feddm.runtime.build import build_dataset, build_shards
+from feddm.runtime.session import ON_NODES
+from feddm.runtime.synthetic_file import SyntheticSet
+
+Pixels = npt.NDArray[np.uint8]
+
+TILES_IN_A_ROW = 32
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Images of one run, in the order of clients and classes.
+
+    Args:
+        method: Name of the method.
+        seed: Of the run.
+        round: That they are of.
+        classes: Names of the classes.
+        clients: Client of each image.
+        labels: Class of each image.
+        total: How many there are in all, shown or not.
+        shape: Height and width of a tile.
+        png: The tiles, `TILES_IN_A_ROW` in a row.
+        neighbours: The nearest real image of the same client and class for each, if asked for.
+        by_server: Whether the server made them, for all clients together.
+    """
+
+    method: str
+    seed: int
+    round: int
+    classes: tuple[str, ...]
+    clients: tuple[int, ...]
+    labels: tuple[int, ...]
+    total: int
+    shape: tuple[int, int]
+    png: bytes
+    neighbours: bytes | None = None
+    by_server: bool = False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How many examples of each class (columns) each client (rows) has.
+
+    Args:
+        classes: Names of the classes.
+        table: The numbers.
+        about: Whose split it is.
+    """
+
+    classes: tuple[str, ...]
+    table: npt.NDArray[np.int64]
+    about: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The data of a run and their split, made again from its configuration."""
+
+    dataset: Dataset
+    shards: Shards
+
+    @classmethod
+    def of(cls, config: Config, known: str | None) -> Split:
+        """Reads the data; a `DataError` says if they are not those of the run.
+
+        Args:
+            config: Of the run.
+            known: Fingerprint of its data, if it has one.
+        """
+        if known == ON_NODES:
+            raise DataError("the nodes alone know")
+        dataset = build_dataset(config.data)
+        shards = build_shards(config.partition, dataset, config.seed)
+        if known is not None and known != fingerprint(dataset, shards):
+            raise DataError(f"the data of {config.data.name} have changed since the run")
+        return cls(dataset, shards)
+
+    def partition(self, about: str) -> Partition:
+        """Returns who has what."""
+        classes = self.dataset.info.classes
+        table = class_table(self.dataset.train.y.numpy(), self.shards, len(classes))
+        return Partition(classes, table, about)
+
+
+def sheet(
+    method: str,
+    seed: int,
+    round_: int,
+    images: SyntheticSet,
+    room: int,
+    split: Split | None = None,
+) -> Sheet:
+    """Returns as many images of each client and class as there is room for.
+
+    Args:
+        method: Name of the method.
+        seed: Of the run.
+        round_: That the images are of.
+        images: All of them.
+        room: Bytes that the pixels may take.
+        split: The data of the run, to show real neighbours.
+    """
+    pixels = images.pixels()
+    if not len(images) or pixels.shape[1] not in (1, 3):
+        raise DataError(f"images of shape {tuple(pixels.shape)} cannot be shown")
+    clients, labels = images.clients.numpy(), images.examples.y.numpy()
+    order = np.lexsort((labels, clients))
+    kept = order[fitting(clients[order], labels[order], room // pixels[0].numel())]
+    near = None
+    if split is not None:
+        near = png(tiled(neighbours(images, kept, split).numpy()))
+    return Sheet(
+        method=method,
+        seed=seed,
+        round=round_,
+        classes=images.classes,
+        clients=tuple(clients[kept].tolist()),
+        labels=tuple(labels[kept].tolist()),
+        total=len(images),
+        shape=(pixels.shape[2], pixels.shape[3]),
+        png=png(tiled(pixels[torch.from_numpy(kept)].numpy())),
+        neighbours=near,
+    )
+
+
+def fitting(
+    clients: npt.NDArray[np.integer], labels: npt.NDArray[np.integer], most: int
+) -> npt.NDArray[np.int64]:
+    """Returns which images to show: the same number of every client and class, if they have it.
+
+    If not even one of each fits, it is one of each class for the first clients.
+
+    Args:
+        clients: Client of each image, ascending.
+        labels: Class of each image, ascending within a client.
+        most: How many there may be; one is always shown.
+
+    >>> fitting(np.array([0, 0, 0, 1]), np.array([5, 5, 7, 5]), 3)
+    array([0, 2, 3])
+    """
+    first = np.flatnonzero(np.diff(clients, prepend=-1) | np.diff(labels, prepend=-1))
+    sizes = np.diff(first, append=len(clients))
+    rank = np.arange(len(clients)) - np.repeat(first, sizes)
+    each = 1
+    while each < sizes.max() and (rank < each + 1).sum() <= most:
+        each += 1
+    kept = np.flatnonzero(rank < each)
+    if len(kept) > most:
+        ends = np.flatnonzero(np.diff(clients[kept], append=-1)) + 1  # of whole clients
+        kept = kept[: max([end for end in ends if end <= most], default=max(most, 1))]
+    return kept
+
+
+def neighbours(
+    images: SyntheticSet, chosen: npt.NDArray[np.int64], split: Split
+) -> torch.Tensor:
+    """Returns for each chosen image the nearest real one of its client and class.
+
+    Where a client has none, the tile is black.
+    """
+    train = split.dataset.train
+    near = torch.zeros(len(chosen), *train.x.shape[1:], dtype=torch.uint8)
+    clients = images.clients[torch.from_numpy(chosen)]
+    labels = images.examples.y[torch.from_numpy(chosen)]
+    for client, label in sorted(set(zip(clients.tolist(), labels.tolist(), strict=True))):
+        shard = torch.from_numpy(split.shards[client])
+        members = shard[train.y[shard] == label]
+        if not len(members):
+            continue
+        here = ((clients == client) & (labels == label)).nonzero().flatten()
+        ours = images.examples.x[torch.from_numpy(chosen)[here]].flatten(1)
+        real = images.normalization.inputs(train.x[members]).flatten(1)
+        near[here] = train.x[members[torch.cdist(ours, real).argmin(1)]]
+    return near
+
+
+def tiled(images: Pixels) -> Pixels:
+    """Returns images of shape (n, channels, height, width) as one of (height, width, channels).
+
+    >>> tiled(np.ones((2, 1, 4, 3), dtype=np.uint8)).shape
+    (4, 6, 1)
+    """
+    num, channels, height, width = images.shape
+    columns = min(num, TILES_IN_A_ROW)
+    rows = -(-num // columns)
+    whole = np.zeros((rows * columns, channels, height, width), dtype=np.uint8)
+    whole[:num] = images
+    grid = whole.reshape(rows, columns, channels, height, width)
+    return grid.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
+
+
+def png(image: Pixels) -> bytes:
+    """Returns an image of shape (height, width, 1 or 3) as a PNG."""
+    height, width, channels = image.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
+    lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # filter 0: none
+    lines[:, 1:] = image.reshape(height, -1)
+    chunks: Sequence[tuple[bytes, bytes]] = (
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

@@ -1,0 +1,1 @@
+"""The configuration: what can be set, presets, and errors in one sentence."""

@@ -1,0 +1,114 @@
+"""What is wrong with a configuration, in one sentence that says what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+
+def sentence(error: ErrorDetails, values: Mapping[str, Any], root: type[BaseModel]) -> str:
+    """Returns one line that names the key, the value and what is allowed.
+
+    Args:
+        error: What pydantic found.
+        values: What it was given.
+        root: The model that they are for.
+    """
+    path = [str(part) for part in error["loc"]]
+    # For a field of two types pydantic names the type behind the key; a user knows only the
+    # key.
+    while len(path) > 1 and _section_of(root, path[:-1]) is None:
+        path.pop()
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = sorted(_fields(root, path[:-1]))
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"unknown key {key}{hint}; known here: {', '.join(known)}"
+    if error["type"] == "missing" and _value_at(values, path) is None:
+        return f"{key} is missing"
+    if key == "model.norm" and error["input"] == "batch":
+        return (
+            "model.norm cannot be batch: batch statistics mix examples, differ between "
+            "clients and void class means and privacy; use instance or group"
+        )
+    return f"{key} must be {_allowed(root, path)}, got {_value_at(values, path)!r}"
+
+
+def _section_of(root: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    section = root
+    for part in path:
+        field = section.model_fields.get(part)
+        kind = field.annotation if field else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        section = kind
+    return section
+
+
+def _fields(root: type[BaseModel], path: list[str]) -> Iterable[str]:
+    section = _section_of(root, path)
+    return section.model_fields if section else ()
+
+
+def _allowed(root: type[BaseModel], path: list[str]) -> str:
+    """Returns in words what a key may be.
+
+    >>> from feddm.config.schema import Config
+    >>> _allowed(Config, ["rounds"])
+    'a whole number of at least 1'
+    >>> _allowed(Config, ["synthesis", "networks"])
+    'a whole number of at least 1 or fresh'
+    >>> _allowed(Config, ["participation"])
+    'a number above 0 and at most 1'
+    >>> _allowed(Config, ["data", "own", "shape"])
+    'a list of 3, each a whole number of at least 1'
+    """
+    if _section_of(root, path) is not None:
+        return "a section"
+    section = _section_of(root, path[:-1])
+    assert section is not None
+    rule = section.model_json_schema()["properties"][path[-1]]
+    return " or ".join(_words(option) for option in rule.get("anyOf", [rule]))
+
+
+def _words(rule: Mapping[str, Any]) -> str:
+    if "const" in rule:
+        return str(rule["const"])
+    if "enum" in rule:
+        return "one of " + ", ".join(rule["enum"])
+    kind = {
+        "boolean": "true or false",
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "a text",
+        "array": "a list",
+    }[rule["type"]]
+    if rule["type"] == "array":
+        items = rule.get("prefixItems") or [rule["items"]]
+        number = f" of {len(items)}" if "prefixItems" in rule else ""
+        return f"a list{number}, each {_words(items[0])}"
+    if "exclusiveMinimum" in rule:
+        positive_whole = rule["type"] == "integer" and rule["exclusiveMinimum"] == 0
+        low = "of at least 1" if positive_whole else f"above {rule['exclusiveMinimum']:g}"
+    elif "minimum" in rule:
+        low = f"of at least {rule['minimum']:g}"
+    else:
+        low = ""
+    if "exclusiveMaximum" in rule:
+        high = f"below {rule['exclusiveMaximum']:g}"
+    elif "maximum" in rule:
+        high = f"at most {rule['maximum']:g}"
+    else:
+        high = ""
+    return " ".join(filter(None, [kind, " and ".join(filter(None, [low, high]))]))
+
+
+def _value_at(values: Any, path: list[str]) -> Any:
+    for part in path:
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values

@@ -1,0 +1,1 @@
+"""The mathematics: models, training, matching, and the types that travel."""

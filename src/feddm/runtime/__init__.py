@@ -1,0 +1,1 @@
+"""Runs: the round loop, where clients work, and run directories."""

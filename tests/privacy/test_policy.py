@@ -1,0 +1,150 @@
+"""A client's policy: read from its own place, and binding."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from feddm.errors import BudgetError, LedgerError
+from feddm.privacy.accounting import Released, Unprotected, epsilon
+from feddm.privacy.policy import Asked, Policy, own_policy
+
+DELTA = 1e-5
+ASKED = Asked("feddm", "features", "example")
+
+
+class TestCheck:
+    def test_by_epsilon(self) -> None:
+        # Enough for three, with what was spent before.
+        policy = Policy(epsilon([Released(3, 4.0)], DELTA), DELTA)
+        policy.check(ASKED, [Released(3, 4.0)])
+        policy.check(ASKED, [Released(1, 4.0)], [Released(2, 4.0)])
+        refused = pytest.raises(
+            BudgetError, match=r"would have spent epsilon .* after this round, and may spend"
+        )
+        with refused:
+            policy.check(ASKED, [Released(1, 4.0)], [Released(3, 4.0)])
+        # Something smaller than what is left would be too much as well: nothing is left.
+        with refused:
+            policy.check(ASKED, [Released(1, 400.0)], [Released(3, 4.0)])
+
+    def test_by_its_own_delta(self) -> None:
+        event = Released(1, 4.0)
+        middle = (epsilon([event], 1e-5) + epsilon([event], 1e-7)) / 2
+        Policy(middle, 1e-5).check(ASKED, [event])
+        with pytest.raises(BudgetError, match="at delta 1e-07"):
+            Policy(middle, 1e-7).check(ASKED, [event])
+
+    def test_by_noise(self) -> None:
+        policy = Policy(noise_multiplier=2.0)
+        policy.check(ASKED, [Released(5, 2.0)])
+        with pytest.raises(BudgetError, match=r"at least 2, got 1\.5"):
+            policy.check(ASKED, [Released(5, 2.0), Released(1, 1.5)])
+
+    @pytest.mark.parametrize("policy", [Policy(1e6), Policy(noise_multiplier=1e-9)])
+    def test_what_is_not_protected_is_beyond_any_limit(self, policy: Policy) -> None:
+        with pytest.raises(BudgetError):
+            policy.check(ASKED, [Unprotected("weights")])
+        Policy().check(ASKED, [Unprotected("weights")])
+
+    @pytest.mark.parametrize(
+        ("policy", "agrees"),
+        [
+            (Policy(mechanisms=("features", "gradients")), True),
+            (Policy(mechanisms=("gradients",)), False),
+            (Policy(mechanisms=()), False),
+            (Policy(algorithms=("feddm",)), True),
+            (Policy(mechanisms=("features",), algorithms=("fedavg",)), False),
+            (Policy(units=("example",)), True),
+            (Policy(units=("group", "client")), False),
+        ],
+    )
+    def test_by_name(self, policy: Policy, agrees: bool) -> None:
+        if agrees:
+            policy.check(ASKED, [Released(1, 1.0)])
+        else:
+            with pytest.raises(BudgetError, match=r"a client takes part in .* alone, not in"):
+                policy.check(ASKED, [Released(1, 1.0)])
+
+    def test_it_says_where_it_comes_from(self) -> None:
+        with pytest.raises(BudgetError, match=r"\(/etc/policy\.toml\)"):
+            Policy(mechanisms=(), source="/etc/policy.toml").check(ASKED, [])
+
+
+class TestFile:
+    @pytest.fixture
+    def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        file = tmp_path / "mine.toml"
+        monkeypatch.setenv("FEDDM_POLICY", str(file))
+        return file
+
+    def test_all_keys(self, file: Path) -> None:
+        file.write_text(
+            """
+            epsilon = 4
+            delta = 1e-6
+            noise_multiplier = 0.5
+            mechanisms = ["features", "none"]
+            algorithms = []
+            units = ["group"]
+            """
+        )
+        assert own_policy("digits") == Policy(
+            4.0, 1e-6, 0.5, ("features", "none"), (), ("group",), str(file)
+        )
+
+    def test_a_data_set_has_values_of_its_own(self, file: Path) -> None:
+        file.write_text("epsilon = 4\ndelta = 1e-6\n[datasets.digits]\nepsilon = inf\n")
+        digits, mnist = own_policy("digits"), own_policy("mnist")
+        assert (digits.epsilon, digits.delta) == (math.inf, 1e-6)
+        assert (mnist.epsilon, mnist.delta) == (4.0, 1e-6)
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("epsilon = -1", "epsilon must be a number of at least 0, got -1"),
+            ("epsilon = 'all'", "epsilon must be a number"),
+            ("epsilon = nan", "epsilon must be a number of at least 0, got nan"),
+            ("epsilon = true", "epsilon must be a number of at least 0, got True"),
+            ("delta = 0", "delta must be a number above 0 and below 1, got 0"),
+            ("delta = 1.0", "delta must be a number above 0 and below 1"),
+            ("delta = nan", "delta must be"),
+            ("noise_multiplier = inf", "noise_multiplier must be a number of at least 0"),
+            ("noise_multiplier = false", "noise_multiplier must be"),
+            ("mechanisms = 'features'", "mechanisms must be a list of none, features,"),
+            ("mechanisms = ['feature']", r"mechanisms must be a list .*, got \['feature'\]"),
+            ("algorithms = ['fedagv']", "algorithms must be a list of feddm, fedavg"),
+            ("algorithms = [1]", "algorithms must be a list"),
+            ("units = ['patient']", "units must be a list of example, group, client"),
+            ("epsilom = 3", r"unknown key epsilom \(did you mean epsilon\?\); known: epsilon"),
+            ("budget = 3", "unknown key budget; known: epsilon"),
+            ("datasets = 3", "datasets must be tables"),
+            ("[datasets.mnits]", "did you mean mnist"),
+            ("[datasets.mnist]\nepsilom = 3", "unknown key epsilom"),
+            ("epsilon =", "cannot be read"),
+        ],
+    )
+    def test_one_that_cannot_be_read_is_told(self, file: Path, text: str, says: str) -> None:
+        file.write_text(text)
+        with pytest.raises(LedgerError, match=says) as caught:
+            own_policy("digits")
+        assert str(file) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_one_that_is_named_must_be_there(self, file: Path) -> None:
+        with pytest.raises(LedgerError, match="there is no policy"):
+            own_policy("digits")
+        file.mkdir()
+        with pytest.raises(LedgerError, match="cannot be read"):
+            own_policy("digits")
+
+    def test_without_a_name_it_is_in_the_users_configuration(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "feddm.privacy.policy.user_config_path", lambda name: tmp_path / name
+        )
+        assert own_policy("digits") == Policy()
+        (tmp_path / "feddm").mkdir()
+        (tmp_path / "feddm/policy.toml").write_text("epsilon = 2")
+        assert own_policy("digits").epsilon == 2

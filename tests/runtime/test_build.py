@@ -1,0 +1,392 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feddm.algorithms.feddm import FedDM
+from feddm.config.schema import Config, DataConfig, RuntimeConfig, resolve
+from feddm.core.compile import Accelerated
+from feddm.core.examples import Examples
+from feddm.core.models import ConvNet
+from feddm.core.tensors import CPU
+from feddm.data.catalog import describe, described
+from feddm.data.datasets import Dataset, fingerprint, load
+from feddm.errors import ConfigError
+from feddm.runtime.build import (
+    LocalSetup,
+    Setup,
+    build,
+    build_algorithm,
+    build_dataset,
+    build_device,
+    build_server,
+    check,
+    num_workers,
+)
+from feddm.runtime.workload import Round, passes
+from tiny import SETTINGS, run_tiny
+
+
+def fingerprint_of(setup: LocalSetup) -> str:
+    return fingerprint(setup.dataset, setup.shards)
+
+
+def rows(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_validation_is_held_out_of_training_and_is_not_the_test_set() -> None:
+    whole = load("digits")
+    held = build_dataset(DataConfig(name="digits", validation=0.1))
+    assert len(held.test) == round(0.1 * len(whole.train))
+    assert len(held.train) + len(held.test) == len(whole.train)
+    assert rows(held.train.x) | rows(held.test.x) == rows(whole.train.x)
+    assert len(rows(held.train.x) & rows(held.test.x)) <= 1  # two digits of the set are alike
+
+
+def test_validation_is_the_same_for_every_seed() -> None:
+    first, second = (
+        build(resolve(options={"seed": seed}, settings={"data.validation": 0.2})).dataset
+        for seed in (0, 1)
+    )
+    assert torch.equal(first.test.x, second.test.x)
+
+
+def test_validation_must_leave_something() -> None:
+    with pytest.raises(ConfigError, match="must leave some on both sides"):
+        build_dataset(DataConfig(name="digits", validation=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "classes"),
+    [("dirichlet", 10), ("dirichlet-plain", 10), ("iid", 10), ("classes", 3)],
+)
+def test_every_scheme_can_be_built(scheme: str, classes: int) -> None:
+    settings = {"partition.scheme": scheme, "partition.classes_per_client": 3}
+    setup = build(resolve(options={"clients": 5}, settings=settings))
+    assert sum(map(len, setup.shards)) == 1438
+    labels = setup.dataset.train.y.numpy()
+    assert max(len(set(labels[shard])) for shard in setup.shards) <= classes
+
+
+def test_fingerprint_under_a_key_is_another() -> None:
+    setup = build(resolve())
+    prints = {fingerprint(setup.dataset, setup.shards, key) for key in (b"", b"one", b"two")}
+    assert len(prints) == 3
+
+
+class TestDevice:
+    def test_private_models_are_computed_on_the_cpu(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert build_device(resolve()).type == "cuda"
+        assert build_device(resolve(options={"epsilon": 4.0})).type == "cpu"
+
+    @pytest.mark.parametrize("device", ["cuda", "mps"])
+    def test_others_are_refused(self, device: str) -> None:
+        with pytest.raises(ConfigError, match=r"device must be cpu with privacy, got"):
+            check(resolve(options={"epsilon": 4.0, "device": device}))
+
+
+def test_fingerprint_knows_groups() -> None:
+    setup = build(resolve())
+    train = setup.dataset.train
+    prints = set()
+    for group in (None, torch.zeros(len(train)), torch.ones(len(train))):
+        data = replace(setup.dataset, train=replace(train, group=group))
+        prints.add(fingerprint(data, setup.shards))
+    assert len(prints) == 3
+
+
+def test_fingerprint_knows_data_and_split() -> None:
+    prints = [
+        fingerprint_of(build(resolve(options=options)))
+        for options in ({}, {}, {"seed": 1}, {"alpha": 0.4})
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_workers_are_never_more_than_clients() -> None:
+    assert num_workers(RuntimeConfig(workers=8), 3) == 3
+    assert num_workers(RuntimeConfig(workers=2), 3) == 2
+    assert num_workers(RuntimeConfig(), 1) == 1
+
+
+class TestFormation:
+    """Whether images can hold others depends on their sides and on how many there are."""
+
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            (
+                {"synthesis.formation": 3},
+                "synthesis.formation must divide the sides of an image, 8 and 8; got 3",
+            ),
+            (
+                {"synthesis.formation": 4, "synthesis.min_class_size": 15},
+                "synthesis.formation 4 puts 16 real images into one, so "
+                "synthesis.min_class_size must be at least that, got 15",
+            ),
+        ],
+        ids=str,
+    )
+    def test_refused(self, settings: dict[str, Any], says: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            build(resolve(settings=settings))
+        assert str(raised.value) == says
+
+    def test_is_nothing_to_those_that_send_no_images(self) -> None:
+        for algorithm in ("fedavg", "scaffold"):
+            check(
+                resolve(options={"algorithm": algorithm}, settings={"synthesis.formation": 3})
+            )
+        with pytest.raises(ConfigError, match="must divide"):
+            check(resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3}))
+
+    def test_needs_no_data(self) -> None:
+        with pytest.raises(ConfigError, match="28 and 28; got 3"):
+            check(resolve(options={"dataset": "mnist"}, settings={"synthesis.formation": 3}))
+
+    def test_just_enough(self) -> None:
+        settings = {"synthesis.formation": 4, "synthesis.min_class_size": 16}
+        algorithm = build(resolve(settings=settings)).algorithm
+        assert isinstance(algorithm, FedDM)
+        assert algorithm.formation == 4
+
+
+def test_groups_are_not_those_of_the_last_round() -> None:
+    settings = {"synthesis.groups": 2, "synthesis.start": "last"}
+    with pytest.raises(
+        ConfigError, match=r"synthesis\.groups must be 1 if synthesis\.start is last"
+    ):
+        check(resolve(settings=settings))
+    check(resolve(settings=settings | {"synthesis.groups": 1}))
+    check(resolve(options={"algorithm": "fedavg"}, settings=settings))  # it has no images
+
+
+# A setting, its value, and the value of a field of the algorithm that is built with it.
+REACHED: list[tuple[str, Any, str, Any]] = [
+    ("synthesis.groups", 3, "synthesis.groups", 3),
+    ("synthesis.second_moment", 0.5, "synthesis.second_moment", 0.5),
+    ("synthesis.distance", "relative", "synthesis.relative", True),
+    ("synthesis.schedule", "cosine", "synthesis.schedule", "cosine"),
+    ("synthesis.rounding", "straight-through", "synthesis.straight_through", True),
+    ("synthesis.formation", 2, "formation", 2),
+    ("synthesis.coding", "uint8", "coding.type", "uint8"),
+    ("synthesis.packed", True, "coding.packed", True),
+    ("synthesis.start", "last", "synthesis.start", "last"),
+    ("synthesis.augment", True, "synthesis.augmentation.shift", 0.125),
+    ("server.augment", True, "server_sgd.augmentation.shift", 0.125),
+    ("server.schedule", "cosine", "server_sgd.schedule", "cosine"),
+    ("server.replay", 3, "replay", 3),
+    ("server.replay_decay", 0.5, "replay_decay", 0.5),
+    ("server.batch_size", 17, "server_sgd.batch_size", 17),
+    ("server.weighting", "examples", "weighting", "examples"),
+    ("local.augment", True, "local_sgd.augmentation.shift", 0.125),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "field", "expected"), REACHED)
+def test_a_setting_reaches_the_algorithm(
+    key: str, value: Any, field: str, expected: Any
+) -> None:
+    def found(settings: dict[str, Any]) -> Any:
+        algorithm = "fedavg" if key.startswith("local.") else "feddm"
+        config = resolve(options={"algorithm": algorithm}, settings=settings)
+        built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
+        for part in field.split("."):
+            built = built and getattr(built, part)  # an augmentation may be None
+        return built
+
+    assert found({key: value}) == expected
+    assert found({}) != expected
+
+
+@pytest.mark.parametrize(("learn", "coding"), [("client", "uint2"), ("server", "float32")])
+def test_images_that_do_not_travel_are_not_rounded(learn: str, coding: str) -> None:
+    settings = {"privacy.learn": learn, "synthesis.coding": "uint2", "synthesis.packed": True}
+    config = resolve(
+        options={"privacy": "features"}, settings=settings | {"privacy.noise_multiplier": 1.0}
+    )
+    built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
+    assert (built.coding.type, built.coding.packed) == (coding, learn == "client")
+
+
+# What a setting has no effect without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "synthesis.rounding": {"synthesis.coding": "uint8"},
+    "server.replay_decay": {"server.replay": 1},
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, value, *_ in REACHED])
+def test_a_setting_changes_what_comes_out(key: str, value: Any) -> None:
+    algorithm = "fedavg" if key.startswith("local.") else "feddm"
+    base, changed = (
+        run_tiny(algorithm=algorithm, set=SETTINGS | NEEDED.get(key, {}) | change)
+        for change in ({}, {key: value})
+    )
+    params = [run.model.params for run in (base, changed)]
+    same = all(torch.equal(params[0][name], params[1][name]) for name in params[0])
+    # Packing loses nothing: it is seen in bytes alone.
+    assert same == (key == "synthesis.packed")
+    bytes_up = [run.records[-1].bytes_up for run in (base, changed)]
+    # Images that hold four real ones are fewer where a class has not enough of those.
+    fewer_bytes = key in ("synthesis.packed", "synthesis.coding", "synthesis.formation")
+    assert (bytes_up[1] < bytes_up[0]) == fewer_bytes
+
+
+class TestRuntime:
+    def test_a_small_run_is_plain(self) -> None:
+        setup = build(resolve(settings={"runtime.device": "cpu"}))
+        assert isinstance(setup.algorithm.model, ConvNet)
+        assert (setup.device, setup.compiled, setup.notices) == (CPU, False, ())
+
+    def test_precision(self) -> None:
+        settings = {"runtime.device": "cpu", "runtime.precision": "bfloat16"}
+        model = build(resolve(settings=settings)).algorithm.model
+        assert isinstance(model, Accelerated)
+        assert (model.compiled, model.precision) == (False, "bfloat16")
+
+    def test_float16_is_not_for_a_cpu(self) -> None:
+        settings = {"runtime.device": "cpu", "runtime.precision": "float16"}
+        with pytest.raises(ConfigError, match=r"runtime\.precision float16 needs a GPU"):
+            build(resolve(settings=settings))
+
+    @pytest.mark.parametrize(
+        ("key", "allowed"),
+        [
+            ("device", "auto, cpu, cuda, mps"),
+            ("compile", "auto, on, off"),
+            ("precision", "float32, bfloat16, float16"),
+        ],
+    )
+    def test_mistakes_list_what_there_is(self, key: str, allowed: str) -> None:
+        message = f"^runtime.{key} must be one of {allowed}, got 'bogus'$"
+        with pytest.raises(ConfigError, match=message):
+            resolve(settings={f"runtime.{key}": "bogus"})
+
+
+class TestCompile:
+    """Nothing is compiled here: this is about who decides it, and how."""
+
+    PROBLEM = "the compiler is on holiday"
+
+    @pytest.fixture(autouse=True)
+    def compiler_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("feddm.runtime.build.compiler_problem", lambda device: None)
+
+    @pytest.fixture
+    def compiler_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("feddm.runtime.build.compiler_problem", lambda device: self.PROBLEM)
+
+    @pytest.fixture
+    def thousand_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A CIFAR10 of a thousand images, all black."""
+        x = torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
+        examples = Examples(x, torch.arange(1000) % 10)
+        dataset = Dataset(describe("cifar10"), examples, examples)
+        monkeypatch.setattr("feddm.runtime.build.load", lambda name, folder: dataset)
+
+    @staticmethod
+    def built(compile_: str, **options: Any) -> Setup:
+        settings = {"runtime.device": "cpu", "local.epochs": 1, "model.depth": 3}
+        return build(resolve(options=options | {"compile": compile_}, settings=settings))
+
+    @staticmethod
+    def large(compile_: str, rounds: int, workers: int = 1) -> Setup:
+        """Every round, a thousand images pass forward and back: 3 * 1000 * 101,490,688."""
+        return TestCompile.built(
+            compile_,
+            dataset="cifar10",
+            algorithm="fedavg",
+            width=128,
+            clients=2,
+            workers=workers,
+            rounds=rounds,
+        )
+
+    def test_on_is_on_however_small(self) -> None:
+        setup = self.built("on")
+        assert setup.compiled
+        assert isinstance(setup.algorithm.model, Accelerated)
+        assert setup.algorithm.model.compiled
+        assert isinstance(setup.algorithm.model.model, ConvNet)
+
+    def test_auto_does_not_even_try_the_compiler_for_a_small_run(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr("feddm.runtime.build.compiler_problem")
+        assert not self.built("auto").compiled
+
+    @pytest.mark.usefixtures("thousand_images")
+    def test_auto_compiles_where_it_pays(self) -> None:
+        # 8e12 operations are 26.3 such rounds.
+        assert not self.large("auto", rounds=26).compiled
+        assert self.large("auto", rounds=27).compiled
+        # Nor do the bits of a result depend on the number of workers.
+        assert self.large("auto", rounds=27, workers=2).compiled
+
+    @pytest.mark.parametrize(
+        ("examples", "compiled"), [(0, False), (1000, False), (10**9, True)]
+    )
+    def test_auto_goes_by_what_is_said_of_data_that_only_nodes_have(
+        self, examples: int, compiled: bool
+    ) -> None:
+        # Nobody need say it; then nothing is compiled.
+        own = {"data.own.classes": ["a", "b"], "data.own.examples": examples}
+        config = resolve(options={"algorithm": "fedavg", "dataset": "mine"}, settings=own)
+        assert build_server(config, described(config.data), None).compiled is compiled
+
+    @pytest.mark.usefixtures("thousand_images")
+    def test_off_is_off_however_large(self) -> None:
+        setup = self.large("off", rounds=1000)
+        assert not setup.compiled
+        assert isinstance(setup.algorithm.model, ConvNet)
+
+    @pytest.mark.usefixtures("thousand_images", "compiler_is_broken")
+    @pytest.mark.parametrize("compile_", ["auto", "on"])
+    def test_a_broken_compiler_is_told_and_done_without(self, compile_: str) -> None:
+        setup = self.large(compile_, rounds=27)
+        assert not setup.compiled
+        assert isinstance(setup.algorithm.model, ConvNet)
+        (notice,) = setup.notices
+        assert notice.endswith(self.PROBLEM)
+        assert "goes without" in notice
+
+    @pytest.mark.usefixtures("compiler_is_broken")
+    def test_a_broken_compiler_is_nothing_to_a_run_that_needs_none(self) -> None:
+        assert self.built("auto").notices == ()
+        assert self.built("off").notices == ()
+
+
+def test_what_is_compiled_says_nothing_about_private_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Any] = []
+
+    def watched(config: Config, table: Any) -> Round:
+        tables.append(table.tolist())
+        return passes(config, table)
+
+    monkeypatch.setattr("feddm.runtime.build.passes", watched)
+    private = {"epsilon": 4.0, "ledger": str(tmp_path)}
+    for options in (private, {}):
+        for alpha in (0.1, 10.0):
+            build(resolve(options={"clients": 3, "alpha": alpha} | options))
+    assert tables[0] == tables[1]
+    assert tables[2] != tables[3]
+    # A third of 1,438 digits in ten classes.
+    assert tables[0] == [[pytest.approx(1438 / 30)] * 10] * 3
+
+
+def test_groups_need_data_that_know_them(tmp_path: Path) -> None:
+    config = resolve(
+        options={"epsilon": 4.0, "ledger": str(tmp_path)}, settings={"privacy.unit": "group"}
+    )
+    with pytest.raises(ConfigError, match="digits does not say which examples belong together"):
+        build(config)
