@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+FAST := not slow and (smoke or not deployment)
 
-.PHONY: help run test test-slow check format dev clean docs
+.PHONY: help run test test-slow coverage check format dev clean docs
 
 help:  ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
@@ -13,10 +14,13 @@ run: $(VENV)/user  ## set up .venv, then run FedDM on the embedded digits
 	$(BIN)/feddm run
 
 test: dev check  ## set up .venv with the dev tools, then the checks and the test suite
-	BIN=$(BIN) scripts/test -m "not slow"
+	BIN=$(BIN) scripts/test -m "$(FAST)"
 
-test-slow: dev  ## the tests that are worth it but long
-	BIN=$(BIN) scripts/test -m slow --no-cov
+test-slow: dev  ## the long tests, and those that start a whole deployment
+	BIN=$(BIN) scripts/test -m "not ($(FAST))"
+
+coverage: dev  ## the test suite, and which lines it runs
+	BIN=$(BIN) scripts/test -m "$(FAST)" --cov --cov-report=term
 
 check: dev  ## format, lint, types and the direction of imports
 	BIN=$(BIN) scripts/check

@@ -110,6 +110,7 @@ def test_what_feddm_paper_made_is_kept_and_shown(
     made, studies = tmp_path / "made", tmp_path / "studies"
     studies.mkdir()
     command = ["paper", "real", "--scale", "smoke", "--out", str(made)]
+    monkeypatch.setattr("sys.argv", ["feddm", *command])  # it is written down
     CliRunner().invoke(app, command, catch_exceptions=False)
     what = json.loads((made / "paper.json").read_text())
 

@@ -86,12 +86,12 @@ def running(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Returns as soon as the condition holds."""
+def wait_until(condition: Callable[[], bool], seconds: float = 60, every: float = 0.01) -> None:
+    """Returns as soon as the condition holds, which is checked ``every`` so many seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def wait_for_rounds(process: subprocess.Popen[str], directory: Path, rounds: int) -> None:

@@ -22,9 +22,11 @@ from feddm.runtime.rundir import RunDirectory
 
 
 def paper(*arguments: str) -> str:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(
-        app, ["paper", *arguments], catch_exceptions=False
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["feddm", "paper", *arguments])  # it is written down
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(
+            app, ["paper", *arguments], catch_exceptions=False
+        )
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -81,7 +83,7 @@ def test_every_experiment(name: str, folder: Path) -> None:
     assert f"Everything is in {study}" in output
     what = json.loads((study / "paper.json").read_text())
     assert (what["experiment"], what["scale"]) == (name, "smoke")
-    assert what["command"].startswith("feddm ")
+    assert what["command"] == f"feddm paper {name} --scale smoke --out {study}"
     assert set(what["versions"]) == {"feddm", "torch"}
     page = (study / "paper.md").read_text()
     assert page.startswith(f"# {experiment.place}: {experiment.shows}\n")

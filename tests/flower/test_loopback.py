@@ -33,11 +33,13 @@ import os, signal, subprocess, sys, time
 out, stubborn, depth = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def end(number, frame):
     open(f"{out}/{depth}.ended", "a").write("x")
-    if stubborn == "no":
+    if stubborn == "waits" and depth:
+        child.wait()
+    if stubborn != "yes":
         sys.exit()
 signal.signal(signal.SIGTERM, end)
 if depth:
-    subprocess.Popen([sys.executable, __file__, out, stubborn, str(depth - 1)])
+    child = subprocess.Popen([sys.executable, __file__, out, stubborn, str(depth - 1)])
 open(f"{out}/{depth}.new", "w").write(str(os.getpid()))
 os.rename(f"{out}/{depth}.new", f"{out}/{depth}")
 while True:
@@ -55,7 +57,9 @@ while True:
 
     @pytest.mark.parametrize(("name", "child"), [("superlink", True), ("node0", False)])
     def test_a_node_ends_its_own_children(self, tmp_path: Path, name: str, child: bool) -> None:
-        here, processes = self.started(tmp_path, name, "no")
+        # Whoever is left when the process has ended is killed: a child that is asked, too,
+        # needs the time to say so.
+        here, processes = self.started(tmp_path, name, "waits" if child else "no")
         here.end(name)
         wait_until(lambda: not any(map(alive, processes)), 60)
         assert (tmp_path / "1.ended").read_text() == "x"  # asked once
