@@ -69,72 +69,8 @@ study-quick: dev  ## how many networks and steps, on a validation split
 	$(BIN)/feddm tune --algorithm feddm --dataset cifar10 --alpha 0.5 --rounds 1 --grid synthesis.networks=4,8 --grid synthesis.steps=50,100 --compile on --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-# Beyond the paper: which settings pay, at what price, and against whom.
+# Bytes for floats, and tuned baselines.
 CIFAR = --dataset cifar10 --alpha 0.5 --compile on
-
-# What best and small were before whole images of two bits a number.
-FOUR_BITS = synthesis.formation=2,synthesis.lr=1,synthesis.networks=4,synthesis.distance=squared,synthesis.coding=uint4,synthesis.rounding=final
-
-study-ablation: dev  ## what each setting is worth, on a validation split
-	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 2 --seeds 0,1 \
-	    --change real:algorithm=real \
-	    --change matching-augmented:synthesis.augment=true \
-	    --change server-augmented:server.augment=true \
-	    --change augmented:synthesis.augment=true,server.augment=true \
-	    --change cosine:server.schedule=cosine \
-	    --change small-batches:server.batch_size=64,server.lr=0.03 \
-	    --change short:synthesis.lr=1,synthesis.steps=25,synthesis.networks=4 \
-	    --change formation:synthesis.formation=2,synthesis.steps=25 \
-	    --change uint8:synthesis.coding=uint8 \
-	    --change uint4:synthesis.coding=uint4,synthesis.packed=true \
-	    --change straight-through:synthesis.coding=uint4,synthesis.packed=true,synthesis.rounding=straight-through \
-	    --change second-moment:synthesis.second_moment=1 \
-	    --change last:synthesis.start=last \
-	    --change replay:server.replay=2 \
-	    --change four-bits:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.epochs=10 \
-	    --change four-bits-real:preset=best,algorithm=real,synthesis.images_per_class=24,synthesis.formation=2,synthesis.coding=uint4,server.epochs=10 \
-	    --change four-bits-far:preset=best,synthesis.images_per_class=24,$(FOUR_BITS),server.epochs=10,server.radius=10 \
-	    --change four-bits-small:preset=small,synthesis.images_per_class=12,$(FOUR_BITS),server.epochs=20 \
-	    --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-BEST = $(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms best,feddm,real --with best=docs/studies/best.toml --with real=docs/studies/best-real.toml --against best --rounds 2 --targets 0.5,0.55,0.6
-
-study-best: dev  ## best against quick and REAL, on the test set
-	$(BEST) --seeds 0,1 --alpha 0.5 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-best-skewed: dev  ## the same, with skewed clients
-	$(BEST) --seeds 0,1,2 --alpha 0.1 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-small: dev  ## what the preset small uploads
-	$(BIN)/feddm compare $(CIFAR) --width 32 --algorithms small --with small=docs/studies/small.toml --seeds 0 --rounds 1 --targets 0.5,0.55 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-pays: dev  ## with how many images does learning pay?
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --preset best --set synthesis.images_per_class=3 --set synthesis.lr=67 --set server.epochs=600 --change real-3:algorithm=real --change learned-10:synthesis.images_per_class=10,synthesis.lr=220,server.epochs=180 --change real-10:algorithm=real,synthesis.images_per_class=10,server.epochs=180 --change learned-30:synthesis.images_per_class=30,synthesis.lr=670,server.epochs=60 --change real-30:algorithm=real,synthesis.images_per_class=30,server.epochs=60 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-forms: dev  ## small images, four in one, against whole ones, with skewed clients
-	$(BIN)/feddm compare --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1,2 --algorithms learned-small,real-small,real-whole --with learned-small=docs/studies/forms-learned-small.toml --with real-small=docs/studies/forms-real-small.toml --with real-whole=docs/studies/forms-real-whole.toml --against learned-small --targets 0.5,0.55,0.6 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-whole: dev  ## whole real images of four and of two bits a number, with skewed clients
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.formation=1 --set synthesis.coding=uint4 --set synthesis.images_per_class=21 --set server.epochs=90 --change two-bits:synthesis.coding=uint2,synthesis.images_per_class=58,server.epochs=34 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-sharp: dev  ## whole against small real images, with even clients
-	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1 --preset best --algorithm real --change small:synthesis.formation=2,synthesis.images_per_class=70,server.epochs=6 --change small-88:synthesis.formation=2,synthesis.images_per_class=88,server.epochs=5 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-groups: dev  ## groups against whole classes and REAL at equal bytes, with skewed clients
-	$(BIN)/feddm compare --dataset cifar10 --compile on --width 32 --algorithms four-bits,groups,real,real-27 --with four-bits=docs/studies/four-bits.toml --with groups=docs/studies/groups.toml --with real=docs/studies/groups-real.toml --with real-27=docs/studies/groups-real-27.toml --against four-bits --seeds 0,1,2 --rounds 2 --targets 0.5,0.55 --alpha 0.1 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-bits: dev  ## fewer bits, more images, longer training, with real images and skewed clients
-	$(BIN)/feddm ablate --dataset cifar10 --alpha 0.1 --compile on --width 32 --rounds 2 --seeds 0,1 --preset best --algorithm real --set synthesis.coding=uint4 --set synthesis.images_per_class=24 --set synthesis.formation=2 --set server.epochs=10 --change two-bits:synthesis.coding=uint2 --change two-bits-48:synthesis.coding=uint2,synthesis.images_per_class=48 --change longer:server.epochs=20 --change all:synthesis.coding=uint2,synthesis.images_per_class=48,server.epochs=20 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-uint8: dev  ## are bytes as good as floats?
 	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:synthesis.coding=uint8 --out runs/$@
@@ -152,14 +88,6 @@ study-tune-fedavg-augment: dev  ## does augmentation on clients help FedAvg?
 
 study-tune-scaffold: dev  ## the learning rate of SCAFFOLD
 	$(TUNE) --algorithm scaffold --grid local.lr=0.05,0.1,0.3 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-wide: dev  ## the paper's model: FedDM against tuned FedAvg and SCAFFOLD, a night
-	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 5 --seeds 0 --set local.epochs=5 --set local.batch_size=64 --algorithms four-bits,fedavg,scaffold --with four-bits=docs/studies/four-bits.toml --with fedavg=docs/studies/tuned-fedavg.toml --with scaffold=docs/studies/tuned-scaffold.toml --targets 0.5,0.6,0.65,0.7 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@ four-bits=69.66
-
-study-wide-best: dev  ## the preset best with the paper's model, one round
-	$(BIN)/feddm compare $(CIFAR) --width 128 --rounds 1 --seeds 0 --algorithms best --with best=docs/studies/best.toml --targets 0.5,0.6,0.65 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 # The paper's tables and figures for docs/results.md, as `make study-paper-ipc`: docs/paper.md says

@@ -58,12 +58,6 @@ def test_what_failed_is_left_out_and_counted(
     assert list(kept["accuracies"]) == ["base-seed0"]
     assert len(kept["bytes_up"]["base-seed0"]) == 2
     assert (tmp_path / "mine.png").exists()
-    record.main("beside", study, "base=69.66")  # with what the paper reports
-    assert json.loads((tmp_path / "beside.json").read_text()) == kept | {
-        "paper": {"base": 69.66}
-    }
-    picture = (tmp_path / "beside.png").read_bytes()
-    assert picture != (tmp_path / "mine.png").read_bytes()
 
     docs = script("docs", tmp_path, monkeypatch)
     assert "| wild (1 failed) | `local.lr=1000000.0` | - | - | - | - |" in docs.ablation("mine")
