@@ -25,7 +25,7 @@ from feddm.core.examples import Normalization
 from feddm.core.tensors import Records
 from feddm.errors import RunDirectoryError
 from feddm.runtime.build import Setup, build_model
-from feddm.runtime.federation import Federation, Plan, RoundRecord, start
+from feddm.runtime.federation import Federation, RoundPlan, RoundRecord, start
 from feddm.runtime.federation import run as run_rounds
 from feddm.runtime.model_file import TrainedModel
 from feddm.runtime.rundir import RunDirectory
@@ -220,7 +220,7 @@ def _go(
     for text in setup.notices:
         observer.notice(text)
     observer.started(config, setup, records)
-    plan = Plan(
+    plan = RoundPlan(
         rounds=config.rounds,
         clients=config.partition.clients,
         participation=config.participation,

@@ -210,7 +210,7 @@ def test_a_node_refuses_what_its_policy_does_not_allow(
     finally:
         restarted(deployment, 1)
     assert [client.client for client in record.clients] == [0]
-    (loss,) = record.losses
+    (loss,) = record.dropouts
     assert (loss.client, "takes part in features alone" in loss.reason) == (1, True)
 
 
@@ -244,7 +244,7 @@ def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
     finally:
         restarted(deployment, 1)
     assert [client.client for client in record.clients] == [0]
-    assert [loss.client for loss in record.losses] == [1]
+    assert [dropout.client for dropout in record.dropouts] == [1]
 
 
 def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path: Path) -> None:

@@ -124,8 +124,10 @@ class TextDisplay(Display):
 
     def finished_round(self, record: RoundRecord) -> None:
         self._print(line(record, self._rounds))
-        for loss in record.losses:
-            self._print(f"    client {loss.client} brought nothing: {loss.reason}", "yellow")
+        for dropout in record.dropouts:
+            self._print(
+                f"    client {dropout.client} brought nothing: {dropout.reason}", "yellow"
+            )
         for task in self._tasks.values():
             self._progress.reset(task)
         if self._all is not None:

@@ -19,7 +19,7 @@ from feddm.data.own import read_own
 from feddm.errors import ConfigError
 from feddm.flower.engine import PATIENT, Notice, OnFlower, Patience
 from feddm.runtime.build import Setup, build_dataset, build_server, check
-from feddm.runtime.federation import Judge, Judgement, RoundRecord, by_test_set
+from feddm.runtime.federation import Evaluator, RoundEvaluation, RoundRecord, evaluator_on
 from feddm.runtime.protection import with_noise
 from feddm.runtime.session import ON_NODES, Clients
 
@@ -82,14 +82,14 @@ class FlowerSession:
         )
         return contextlib.nullcontext(clients)  # nodes belong to others, and are not closed
 
-    def judge(self, clients: Clients) -> Judge:
+    def judge(self, clients: Clients) -> Evaluator:
         setup = self.setup
         if setup.test is not None:
-            return by_test_set(setup.algorithm, setup.test, setup.device)
+            return evaluator_on(setup.algorithm, setup.test, setup.device)
         if not setup.config.data.holdout:
             return _nobody
         assert isinstance(clients, OnFlower)
-        return clients.judge
+        return clients.evaluate
 
     def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
         """Returns the most that any client says it has spent, whether or not asked now."""
@@ -126,7 +126,7 @@ def test_set(config: Config) -> Examples | None:
     return build_dataset(config.data).test
 
 
-def _nobody(params: Tensors, number: int) -> Judgement:
+def _nobody(params: Tensors, number: int) -> RoundEvaluation:
     """Without examples held out nodes cannot judge; under privacy they never do."""
     del params, number
-    return Judgement(math.nan, math.nan)
+    return RoundEvaluation(math.nan, math.nan)

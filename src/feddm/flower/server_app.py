@@ -62,8 +62,8 @@ class Log(Observer):
             f"round {record.round}/{self._rounds}: accuracy {percent(record.accuracy)}, "
             f"{len(record.clients)} clients sent {size_text(record.bytes_up)}"
         )
-        for loss in record.losses:
-            self._say(f"client {loss.client} brought nothing: {loss.reason}")
+        for dropout in record.dropouts:
+            self._say(f"client {dropout.client} brought nothing: {dropout.reason}")
 
     def notice(self, text: str) -> None:
         self._say(text)

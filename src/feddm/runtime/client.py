@@ -43,7 +43,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Dropout:
     """A client from which nothing came back, and why."""
 
     client: int
@@ -62,7 +62,7 @@ class Engine(Protocol):
     after `run` it is pending, and `commit` makes it the memory of the next round.
     """
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]: ...
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]: ...
 
     def commit(self, clients: Iterable[int]) -> None: ...
 

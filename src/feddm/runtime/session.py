@@ -14,7 +14,7 @@ from feddm.errors import LedgerError
 from feddm.privacy.vault import Vaults
 from feddm.runtime.build import LocalSetup, Setup, build, num_workers
 from feddm.runtime.client import Engine
-from feddm.runtime.federation import Judge, RoundRecord, by_test_set, cohort_size
+from feddm.runtime.federation import Evaluator, RoundRecord, cohort_size, evaluator_on
 from feddm.runtime.local import InProcess
 from feddm.runtime.protection import ledger_of, locked_ledger
 
@@ -53,7 +53,7 @@ class Session(Protocol):
     ) -> contextlib.AbstractContextManager[Clients]:
         """Returns the clients, with what a checkpoint kept about them."""
 
-    def judge(self, clients: Clients) -> Judge:
+    def judge(self, clients: Clients) -> Evaluator:
         """Returns who says how good a model is."""
 
     def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
@@ -124,9 +124,9 @@ class LocalSession:
             setup.vaults,
         )
 
-    def judge(self, clients: Clients) -> Judge:
+    def judge(self, clients: Clients) -> Evaluator:
         del clients
-        return by_test_set(self.setup.algorithm, self.setup.dataset.test, self.setup.device)
+        return evaluator_on(self.setup.algorithm, self.setup.dataset.test, self.setup.device)
 
     def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
         del records
