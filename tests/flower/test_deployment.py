@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from feddm.api import Observer, execute
 from feddm.config.schema import Config, resolve
 from feddm.errors import EngineError
 from feddm.flower.keys import certificates, make_node_key
@@ -23,6 +22,7 @@ from feddm.flower.loopback import NAME, Loopback
 from feddm.flower.runner import APP, Link, command_of, free_port
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.model_file import load_model
+from feddm.runtime.run import Observer, execute
 from feddm.runtime.rundir import RunDirectory
 from tiny import SETTINGS, running, wait_until
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from feddm.api import Observer
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
 from feddm.data.partition import class_table
 from feddm.runtime.build import LocalSetup
 from feddm.runtime.results import to_line
+from feddm.runtime.run import Observer
 from feddm.runtime.wording import epsilon_cell, introduction, summary
 
 if TYPE_CHECKING:

@@ -56,10 +56,10 @@ ClientTick = Callable[[int, float], None]  # client, fraction of its work that i
 class Engine(Protocol):
     """Runs tasks anywhere and yields the replies as they arrive, in any order.
 
-    For every task comes one reply, or one loss: an engine does not wait for ever.
+    Every task yields one reply or one dropout; an engine does not wait forever.
 
-    What a client wants to remember is kept on its side, and only once its upload was accepted:
-    after `run` it is pending, and `commit` makes it the memory of the next round.
+    A client's memory stays on its side, and is kept only if its upload was accepted: after
+    `run` it is pending, and `commit` makes it the memory of the next round.
     """
 
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]: ...
