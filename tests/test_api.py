@@ -11,7 +11,6 @@ import torch
 
 import feddm
 import feddm.api
-from feddm.api import Observer, RunResult, resume
 from feddm.config.schema import OPTIONS, Config, load_toml, resolve
 from feddm.core.metrics import evaluate
 from feddm.data.datasets import fingerprint, load
@@ -19,6 +18,7 @@ from feddm.errors import ConfigError, RunDirectoryError
 from feddm.runtime.build import LocalSetup, Setup, build
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.results import from_line
+from feddm.runtime.run import Observer, RunResult, resume
 from feddm.runtime.rundir import RunDirectory
 from feddm.runtime.synthetic_file import load_synthetic
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feddm.api import Observer, RunResult, run
+from feddm.api import run
+from feddm.runtime.run import Observer, RunResult
 
 CLIENTS = 3
 SETTINGS = {

@@ -17,7 +17,7 @@ from feddm.core.training import Tick
 from feddm.errors import UploadError
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.release import Noise
-from feddm.runtime.client import ClientTick, Loss, Reply, Task
+from feddm.runtime.client import ClientTick, Dropout, Reply, Task
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Backwards:
         self._algorithm = algorithm
         self._data = data
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]:
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]:
         lost = self._lost.pop(0) if self._lost else ()
         for task in reversed(list(tasks)):
             if task.client in lost:
-                yield Loss(task.client, "the line is dead")
+                yield Dropout(task.client, "the line is dead")
                 continue
             rng = torch.Generator().manual_seed(task.seed)
             result = self._algorithm.local(

@@ -12,20 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddm.api import Observer, RunResult, resume, run
+    from feddm.api import run
     from feddm.errors import FedDMError
     from feddm.runtime.model_file import TrainedModel, load_model
+    from feddm.runtime.run import Observer, RunResult, resume
     from feddm.runtime.synthetic_file import SyntheticSet, load_synthetic
 
 _HOMES = {
     "FedDMError": "feddm.errors",
-    "Observer": "feddm.api",
-    "RunResult": "feddm.api",
+    "Observer": "feddm.runtime.run",
+    "RunResult": "feddm.runtime.run",
     "SyntheticSet": "feddm.runtime.synthetic_file",
     "TrainedModel": "feddm.runtime.model_file",
     "load_model": "feddm.runtime.model_file",
     "load_synthetic": "feddm.runtime.synthetic_file",
-    "resume": "feddm.api",
+    "resume": "feddm.runtime.run",
     "run": "feddm.api",
 }
 

@@ -1,4 +1,4 @@
-"""What scripts call: `run`, `resume`, and what comes out of them.
+"""What scripts call.
 
 import feddm
 
@@ -9,64 +9,12 @@ print(result.records[-1].accuracy)
 from __future__ import annotations
 
 import os
-import platform
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
-from feddm.config.schema import Config, load_toml, resolve
-from feddm.core.examples import Normalization
-from feddm.core.tensors import Records
-from feddm.errors import RunDirectoryError
-from feddm.runtime.build import Setup, build_model
-from feddm.runtime.federation import Federation, Plan, RoundRecord, start
-from feddm.runtime.federation import run as run_rounds
-from feddm.runtime.model_file import TrainedModel
-from feddm.runtime.rundir import RunDirectory
-from feddm.runtime.session import ON_NODES, Here, Place, Session
-from feddm.runtime.synthetic_file import SyntheticSet, from_state
-from feddm.runtime.wording import promised
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What comes out of a run.
-
-    Args:
-        config: What was run.
-        records: One record for each round.
-        model: The final model.
-        synthetic: The synthetic sets of the last round, if the algorithm makes any.
-        directory: Where all of it was written, if it was.
-    """
-
-    config: Config
-    records: tuple[RoundRecord, ...]
-    model: TrainedModel
-    synthetic: SyntheticSet | None
-    directory: Path | None
-
-
-class Observer:
-    """Is told how a run goes on; subclasses show it. This one shows nothing."""
-
-    def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
-        """The data are read and split; `records` are of rounds done before."""
-
-    def progress(self, stage: str, fraction: float) -> None:
-        """A stage of the round, ``clients`` or ``server``, is so far done."""
-
-    def finished_round(self, record: RoundRecord) -> None:
-        """A round is over, and written down."""
-
-    def notice(self, text: str) -> None:
-        """Something that the user should know and that is no error."""
+from feddm.config.schema import load_toml, resolve
+from feddm.runtime.run import Observer, RunResult, execute
 
 
 def run(
@@ -150,175 +98,7 @@ def run(
     return execute(resolved, None if out is None else Path(out), observer or Observer())
 
 
-def execute(
-    config: Config, out: Path | None, observer: Observer, place: Place | None = None
-) -> RunResult:
-    """Runs a complete configuration, in a new run directory if one is named.
-
-    Args:
-        config: What is run.
-        out: A new run directory.
-        observer: Is told how it goes.
-        place: Where the clients are; by default on this machine.
-    """
-    run = uuid.uuid4().hex
-    with (place or Here()).opened(config, run, {}) as session:
-        setup = session.setup
-        fresh = start(setup.algorithm, config.seed)
-        if out is None:
-            return _go(session, fresh, {}, [], None, observer)
-        environment = _environment(session, run)
-        with RunDirectory.create(out, setup.config, environment) as directory:
-            return _go(session, fresh, {}, [], directory, observer)
-
-
-def resume(
-    directory: str | Path,
-    *,
-    workers: int | Literal["auto"] | None = None,
-    data_dir: str | Path | None = None,
-    observer: Observer | None = None,
-    place: Place | None = None,
-) -> RunResult:
-    """Continues a run that was interrupted; it ends with the bits of an uninterrupted one.
-
-    Args:
-        directory: Its run directory.
-        workers: Worker processes; results do not depend on it.
-        data_dir: Folder of the data sets, if they are elsewhere now.
-        observer: Is told how it goes.
-        place: Where the clients are; by default on this machine.
-    """
-    observer = observer or Observer()
-    with RunDirectory.open(Path(directory)) as opened:
-        config = opened.config()
-        options = {
-            "workers": workers,
-            "data_dir": None if data_dir is None else os.path.abspath(data_dir),
-        }
-        config = resolve(config.model_dump(), options=options)
-        environment = opened.environment()
-        run = str(environment.get("run", ""))
-        with (place or Here()).opened(config, run, environment) as session:
-            _compare(environment, _environment(session, run), observer)
-            session.check(opened.records())
-            fresh = start(session.setup.algorithm, config.seed)
-            federation, memories = opened.rewind() or (fresh, {})
-            return _go(session, federation, memories, opened.records(), opened, observer)
-
-
-def _go(
-    session: Session,
-    federation: Federation,
-    memories: Mapping[int, Records],
-    records: list[RoundRecord],
-    directory: RunDirectory | None,
-    observer: Observer,
-) -> RunResult:
-    """Runs the rounds that are left, writes each down, and returns the whole."""
-    setup, config = session.setup, session.setup.config
-    for text in setup.notices:
-        observer.notice(text)
-    observer.started(config, setup, records)
-    plan = Plan(
-        rounds=config.rounds,
-        clients=config.partition.clients,
-        participation=config.participation,
-        seed=config.seed,
-        min_clients=None if config.min_clients == "all" else config.min_clients,
-        retries=session.retries,
-        server_threads=config.runtime.server_threads,
-    )
-    with session.clients(memories) as clients:
-        judge = session.judge(clients)
-        for latest, record in run_rounds(
-            setup.algorithm, clients, federation, judge, plan, observer.progress
-        ):
-            federation = latest
-            if (epsilon := session.epsilon([*records, record])) is not None:
-                record = promised(record, epsilon, config.privacy)
-            if directory is not None:
-                directory.save_round(federation, record, clients.memories)
-            records = [*records, record]
-            observer.finished_round(record)
-    result = _result(config, setup, federation, records, directory)
-    if directory is not None:
-        if result.synthetic is not None:
-            directory.write("synthetic.safetensors", result.synthetic.to_bytes())
-        # The model last: whoever finds it may take the run for finished.
-        directory.write("model.safetensors", result.model.to_bytes())
-    return result
-
-
-def _result(
-    config: Config,
-    setup: Setup,
-    federation: Federation,
-    records: list[RoundRecord],
-    directory: RunDirectory | None,
-) -> RunResult:
-    info = setup.info
-    normalization = Normalization(info.mean, info.std)
-    synthetic = federation.state.get("synthetic")
-    return RunResult(
-        config=config,
-        records=tuple(records),
-        model=TrainedModel(
-            config.model,
-            build_model(config.model, info.shape, len(info.classes)),
-            federation.state["params"],
-            info.classes,
-            normalization,
-        ),
-        synthetic=None
-        if synthetic is None
-        else from_state(synthetic, info.classes, normalization, config.synthesis.formation),
-        directory=None if directory is None else directory.path,
-    )
-
-
 def _ledger(ledger: str | Path | None) -> str | None:
     if ledger is None or ledger == "new":
         return ledger
     return os.path.abspath(ledger)
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values with numpy's numbers as Python's, as from a loop over `np.arange`."""
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
-
-
-def _environment(session: Session, run: str) -> dict[str, Any]:
-    """Returns what can change the bits of a run beside its configuration, and its name."""
-    return {
-        "run": run,
-        "feddm": version("feddm"),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": session.setup.device.type,
-        "compiled": session.setup.compiled,
-        **session.environment,
-    }
-
-
-def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
-    if before.get("data") == ON_NODES != now["data"]:
-        raise RunDirectoryError(
-            "the clients of this run are on Flower's nodes; go on there, with "
-            "`flwr run APP -c 'resume=\"DIR\"'`"
-        )
-    if before.get("data") != now["data"]:
-        raise RunDirectoryError(
-            "the data or their split are not those that the run began with; "
-            "point --data-dir at the same files, or start a new run"
-        )
-    changed = [
-        f"{key} {before[key]} -> {now[key]}"
-        for key in now
-        if key != "ledger" and key in before and before[key] != now[key]
-    ]
-    if changed:
-        observer.notice(f"since the run began: {', '.join(changed)}; bits may differ")

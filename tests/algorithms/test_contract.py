@@ -52,8 +52,8 @@ def run(
                 algorithm,
                 engine,
                 start or federation.start(algorithm, 0),
-                federation.by_test_set(algorithm, DIGITS.test),
-                federation.Plan(rounds, clients=3, participation=0.7),
+                federation.evaluator_on(algorithm, DIGITS.test),
+                federation.RoundPlan(rounds, clients=3, participation=0.7),
                 lambda stage, fraction: None,
             )
         )
@@ -185,8 +185,8 @@ def test_fedavg_is_the_loop_that_anybody_would_write() -> None:
             algorithm,
             engine,
             begin,
-            federation.by_test_set(algorithm, DIGITS.test),
-            federation.Plan(rounds=3, clients=3, seed=5),
+            federation.evaluator_on(algorithm, DIGITS.test),
+            federation.RoundPlan(rounds=3, clients=3, seed=5),
             lambda stage, done: None,
         )
     for round_ in (1, 2, 3):

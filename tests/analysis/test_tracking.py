@@ -8,9 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import tiny
 from fabricated import record
 from feddm.analysis.tracking import Both, numbers, tracker
-from feddm.api import Observer, resume
 from feddm.errors import ConfigError, FedDMError, MissingExtraError
 from feddm.runtime.federation import RoundRecord
+from feddm.runtime.run import Observer, resume
 from feddm.runtime.rundir import RunDirectory
 
 

@@ -22,7 +22,6 @@ import feddm.api
 import feddm.cli
 import feddm.runtime.session
 from feddm.analysis.bench import ClientUpdate, Kernel, Memory, Report, Workers
-from feddm.api import execute
 from feddm.cli.display import HEADER, TextDisplay, line
 from feddm.config.schema import Config, resolve
 from feddm.core.formatting import size_text
@@ -30,6 +29,7 @@ from feddm.errors import FedDMError
 from feddm.runtime.build import LocalSetup, build
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.results import from_line
+from feddm.runtime.run import execute
 from tiny import (
     CLIENTS,
     SETTINGS,

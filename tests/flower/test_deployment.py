@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from feddm.api import Observer, execute
 from feddm.config.schema import Config, resolve
 from feddm.errors import EngineError
 from feddm.flower.keys import certificates, make_node_key
@@ -23,6 +22,7 @@ from feddm.flower.loopback import NAME, Loopback
 from feddm.flower.runner import APP, Link, command_of, free_port
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.model_file import load_model
+from feddm.runtime.run import Observer, execute
 from feddm.runtime.rundir import RunDirectory
 from tiny import SETTINGS, running, wait_until
 
@@ -225,7 +225,7 @@ def test_a_node_refuses_what_its_policy_does_not_allow(
     finally:
         restarted(deployment, 1)
     assert [client.client for client in record.clients] == [0]
-    (loss,) = record.losses
+    (loss,) = record.dropouts
     assert (loss.client, "takes part in features alone" in loss.reason) == (1, True)
 
 
@@ -259,7 +259,7 @@ def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
     finally:
         restarted(deployment, 1)
     assert [client.client for client in record.clients] == [0]
-    assert [loss.client for loss in record.losses] == [1]
+    assert [dropout.client for dropout in record.dropouts] == [1]
 
 
 def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path: Path) -> None:

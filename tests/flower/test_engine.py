@@ -15,7 +15,7 @@ from feddm.config.schema import resolve
 from feddm.core.tensors import Records
 from feddm.flower import wire
 from feddm.flower.engine import OnFlower, Patience
-from feddm.runtime.client import Loss, Reply, Task
+from feddm.runtime.client import Dropout, Reply, Task
 from feddm.runtime.federation import SiteRecord
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
@@ -37,7 +37,7 @@ def tasks(number: int = 1, clients: int = 3) -> Iterator[Task]:
     return (Task(client, number, 0, DOWNLOAD) for client in range(clients))
 
 
-def ran(clients: OnFlower, number: int = 1) -> dict[int, Reply | Loss]:
+def ran(clients: OnFlower, number: int = 1) -> dict[int, Reply | Dropout]:
     outcomes = list(clients.run(tasks(number), lambda client, fraction: None))
     assert len(outcomes) == 3  # one for every task
     return {outcome.client: outcome for outcome in outcomes}
@@ -86,7 +86,7 @@ def test_nodes_are_asked_once_who_they_are() -> None:
 def test_who_does_not_answer_is_lost_and_named() -> None:
     grid = FakeGrid({50: node(0), 60: node(1, answer=None), 70: node(2)})
     outcomes = ran(engine(grid))
-    assert outcomes[1] == Loss(1, "no reply within 0.2 s")
+    assert outcomes[1] == Dropout(1, "no reply within 0.2 s")
     assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_sent_is_lost_at_once() -> None:
     ran(clients)
     grid.lost = {50, 60, 70}
     assert {str(loss) for loss in ran(clients, 2).values()} == {
-        str(Loss(client, "Flower did not send it")) for client in range(3)
+        str(Dropout(client, "Flower did not send it")) for client in range(3)
     }
 
 
@@ -106,7 +106,7 @@ def test_some_can_be_sent_and_some_not() -> None:
     ran(clients)
     grid.lost = {60}
     outcomes = ran(clients, 2)
-    assert outcomes[1] == Loss(1, "Flower did not send it")
+    assert outcomes[1] == Dropout(1, "Flower did not send it")
     assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
 
 
@@ -121,7 +121,7 @@ def test_who_answers_in_time_is_heard_by_a_slow_server() -> None:
     grid = Slow({50: node(0), 60: node(1, answer=None), 70: node(2)})
     outcomes = ran(engine(grid))
     assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
-    assert outcomes[1] == Loss(1, "no reply within 0.2 s")
+    assert outcomes[1] == Dropout(1, "no reply within 0.2 s")
 
 
 def test_a_node_that_breaks_says_why() -> None:
@@ -129,8 +129,8 @@ def test_a_node_that_breaks_says_why() -> None:
     refused = wire.to_error("the policy says no\nand more")
     grid = FakeGrid({50: node(0, answer=broken), 60: node(1, answer=refused), 70: node(2)})
     outcomes = ran(engine(grid))
-    assert outcomes[0] == Loss(0, "the node failed (Flower's code 1: it is on fire)")
-    assert outcomes[1] == Loss(1, "the policy says no and more")
+    assert outcomes[0] == Dropout(0, "the node failed (Flower's code 1: it is on fire)")
+    assert outcomes[1] == Dropout(1, "the policy says no and more")
 
 
 def test_junk_is_a_loss() -> None:
@@ -138,13 +138,13 @@ def test_junk_is_a_loss() -> None:
     liar = wire.to_reply(Reply(2, {}, {}, 0.0), False)  # says that it is client 2
     grid = FakeGrid({50: node(0, answer=junk), 60: node(1, answer=liar), 70: node(2)})
     outcomes = ran(engine(grid))
-    assert outcomes[0] == Loss(0, "the message is not one of feddm")
-    assert outcomes[1] == Loss(1, "the answer is of client 2")
+    assert outcomes[0] == Dropout(0, "the message is not one of feddm")
+    assert outcomes[1] == Dropout(1, "the answer is of client 2")
 
 
 def test_a_client_without_a_node_is_lost() -> None:
     outcomes = ran(engine(FakeGrid({50: node(0), 60: node(1)})))
-    assert outcomes[2] == Loss(2, "no node within 0.2 s")
+    assert outcomes[2] == Dropout(2, "no node within 0.2 s")
 
 
 def test_two_nodes_cannot_be_one_client() -> None:
@@ -153,13 +153,15 @@ def test_two_nodes_cannot_be_one_client() -> None:
     outcomes = ran(engine(grid, notices=notices))
     assert isinstance(outcomes[0], Reply)
     assert notices == ["a node does not take part: another node is client 0, too"]
-    assert outcomes[1] == Loss(1, "no node; others were refused: another node is client 0, too")
+    assert outcomes[1] == Dropout(
+        1, "no node; others were refused: another node is client 0, too"
+    )
 
 
 def test_there_are_no_more_clients_than_there_are() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 80: node(3)})
-    assert isinstance(ran(engine(grid, notices=notices))[2], Loss)
+    assert isinstance(ran(engine(grid, notices=notices))[2], Dropout)
     assert notices == ["a node does not take part: there is no client 3"]
 
 
@@ -168,7 +170,7 @@ def test_a_client_that_does_not_want_is_not_waited_for() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: wire.to_error("no!", 2)})
     patient = Patience(nodes=3600, reply=3600, poll=0.01)
     clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
-    assert ran(clients)[2] == Loss(2, "no!")
+    assert ran(clients)[2] == Dropout(2, "no!")
     assert notices == ["client 2 does not take part: no!"]
 
 
@@ -210,15 +212,15 @@ def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> Non
 def test_a_node_that_stays_away_is_not_waited_for_longer_than_any_other() -> None:
     gone = Error(code=5, reason="gone")
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: gone})
-    assert ran(engine(grid))[2] == Loss(2, "no node within 0.2 s")
+    assert ran(engine(grid))[2] == Dropout(2, "no node within 0.2 s")
 
 
 def test_who_was_refused_and_mended_takes_part_in_the_next_round() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda _: wire.to_error("too large", 2)})
     clients = engine(grid, notices=notices)
-    assert ran(clients, 1)[2] == Loss(2, "too large")
-    assert ran(clients, 2)[2] == Loss(2, "too large")
+    assert ran(clients, 1)[2] == Dropout(2, "too large")
+    assert ran(clients, 2)[2] == Dropout(2, "too large")
     assert notices == ["client 2 does not take part: too large"]  # told once
     grid.nodes[70] = node(2)  # which by its key is the same node
     assert isinstance(ran(clients, 3)[2], Reply)
@@ -230,7 +232,7 @@ def test_a_node_that_took_the_place_of_a_dead_one_is_found() -> None:
     ran(clients, 1)
     grid.nodes[71] = node(2)  # restarted without a key, while the SuperLink believes in both
     grid.nodes[70] = lambda message: None
-    assert isinstance(ran(clients, 2)[2], Loss)
+    assert isinstance(ran(clients, 2)[2], Dropout)
     del grid.nodes[70]
     assert isinstance(ran(clients, 3)[2], Reply)
 
@@ -254,7 +256,7 @@ def test_a_reply_that_flower_cannot_read_costs_a_try_and_not_the_run() -> None:
             return super().pull_messages(wanted)
 
     clients = engine(Fragile({50: node(0), 60: node(1), 70: node(2)}))
-    unread = {client: Loss(client, "the reply cannot be read") for client in range(3)}
+    unread = {client: Dropout(client, "the reply cannot be read") for client in range(3)}
     assert ran(clients) == unread
     again = ran(clients)
     assert again[1] == unread[1]
@@ -266,7 +268,7 @@ def test_a_node_that_comes_back_is_asked_again() -> None:
     clients = engine(grid)
     ran(clients)
     del grid.nodes[60]
-    assert isinstance(ran(clients, 2)[1], Loss)
+    assert isinstance(ran(clients, 2)[1], Dropout)
     grid.nodes[61] = node(1)
     assert isinstance(ran(clients, 3)[1], Reply)
 
@@ -290,7 +292,7 @@ class TestMemory:
         assert set(first.memories) == {0, 1}  # client 2 remembers nothing
         assert self.named(ran(engine(grid, first.memories), 8)) == [7, 7, 0]
 
-    def named(self, outcomes: dict[int, Reply | Loss]) -> list[float]:
+    def named(self, outcomes: dict[int, Reply | Dropout]) -> list[float]:
         replies = [outcomes[client] for client in range(3)]
         return [reply.metrics["memory"] for reply in replies if isinstance(reply, Reply)]
 
@@ -302,12 +304,12 @@ def test_sites_judge() -> None:
     clients = engine(grid, notices=notices)
     ran(clients)
     grid.nodes[60] = node(1, answer=refused)
-    judgement = clients.judge(DOWNLOAD["params"], 1)
+    evaluation = clients.evaluate(DOWNLOAD["params"], 1)
     # Of clients 0 and 2: accuracies 0 and 2/4.
-    assert [site.client for site in judgement.sites] == [0, 2]
-    assert judgement.accuracy == 0.25
-    assert notices == ["client 1 does not judge round 1: not mine"]
+    assert [site.client for site in evaluation.sites] == [0, 2]
+    assert evaluation.accuracy == 0.25
+    assert notices == ["client 1 cannot evaluate round 1: not mine"]
 
 
 def test_if_nobody_judges_nothing_is_known() -> None:
-    assert math.isnan(engine(FakeGrid({})).judge(DOWNLOAD["params"], 1).accuracy)
+    assert math.isnan(engine(FakeGrid({})).evaluate(DOWNLOAD["params"], 1).accuracy)

@@ -10,14 +10,15 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fake_grid import FakeGrid, Node
-from feddm.api import Observer, RunResult, execute, resume
 from feddm.config.schema import ALGORITHMS, Config, resolve
 from feddm.core.tensors import to_bytes
 from feddm.errors import ConfigError, LostClientsError, RunDirectoryError
 from feddm.flower.client_app import app
 from feddm.flower.engine import Patience
-from feddm.flower.place import FlowerNodes, FlowerSession, server_of
+from feddm.flower.session import on_nodes, reported_epsilon
 from feddm.runtime.federation import ClientRecord, RoundRecord
+from feddm.runtime.run import Observer, RunResult, execute, resume
+from feddm.runtime.session import OpenSession
 from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
@@ -39,10 +40,10 @@ def node(client: int, folder: Path) -> Node:
     return lambda message: app(message, context).content
 
 
-def nodes(folder: Path, retries: int = 0) -> FlowerNodes:
+def nodes(folder: Path, retries: int = 0) -> OpenSession:
     grid = FakeGrid({50 + client: node(client, folder) for client in range(CLIENTS)})
     patience = Patience(nodes=1, reply=60, poll=0.01)
-    return FlowerNodes(grid, lambda text: None, patience, retries)
+    return on_nodes(grid, lambda text: None, patience, retries)
 
 
 def params(result: RunResult) -> bytes:
@@ -79,7 +80,7 @@ def test_resumed_it_has_the_same_bits(
         execute(ours, run, StopAfterOne(), nodes(tmp_path))
     kept = run / "checkpoints" / "round_00000001" / "memories.safetensors"
     assert kept.stat().st_size < 1000  # the numbers of rounds
-    there = resume(run, place=nodes(tmp_path))
+    there = resume(run, opened=nodes(tmp_path))
     assert params(there) == params(execute(ours, None, Observer()))
 
 
@@ -95,7 +96,7 @@ def test_a_node_that_lost_its_memory_says_so(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute(ours, tmp_path / "run", StopAfterOne(), nodes(tmp_path / "before"))
     with pytest.raises(LostClientsError, match="client 0: the memory of round 1 is not"):
-        resume(tmp_path / "run", place=nodes(tmp_path / "after"))
+        resume(tmp_path / "run", opened=nodes(tmp_path / "after"))
 
 
 def test_sites_judge_where_the_server_has_nothing_to_judge_by(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_sites_judge_where_the_server_has_nothing_to_judge_by(tmp_path: Path) ->
         assert [site.client for site in record.sites] == list(range(CLIENTS))
         mean = sum(site.accuracy for site in record.sites) / CLIENTS
         assert record.accuracy == pytest.approx(mean)
-    again = resume(tmp_path / "run", place=nodes(tmp_path))  # there is nothing left to do
+    again = resume(tmp_path / "run", opened=nodes(tmp_path))  # there is nothing left to do
     assert again.records == result.records
 
 
@@ -129,20 +130,16 @@ class TestPrivacy:
             execute(ours, None, Observer(), nodes(tmp_path))
 
     @pytest.mark.parametrize("said", [{}, {"epsilon": math.nan}, {"epsilon": -1.0}])
-    def test_who_says_no_number_makes_no_promise(
-        self, tmp_path: Path, said: dict[str, float]
-    ) -> None:
-        session = FlowerSession(nodes(tmp_path), server_of(config(**PRIVATE)), "")
+    def test_who_says_no_number_makes_no_promise(self, said: dict[str, float]) -> None:
         clients = [
             ClientRecord(0, 0.0, 0, 0, {"epsilon": 1.0}),
             ClientRecord(1, 0.0, 0, 0, said),
         ]
         for order in (clients, clients[::-1]):
             record = RoundRecord(1, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, tuple(order))
-            assert session.epsilon([record]) == math.inf
+            assert reported_epsilon([record]) == math.inf
 
-    def test_what_was_spent_in_an_earlier_round_counts(self, tmp_path: Path) -> None:
-        session = FlowerSession(nodes(tmp_path), server_of(config(**PRIVATE)), "")
+    def test_what_was_spent_in_an_earlier_round_counts(self) -> None:
         # Client 0 had spent 3 before, and is not asked in round 2.
         first, second = (
             RoundRecord(number, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, (client,))
@@ -151,7 +148,7 @@ class TestPrivacy:
                 (2, ClientRecord(1, 0.0, 0, 0, {"epsilon": 0.5})),
             )
         )
-        assert session.epsilon([first, second]) == 3.0
+        assert reported_epsilon([first, second]) == 3.0
 
     def test_nobody_judges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

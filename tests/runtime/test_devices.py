@@ -252,8 +252,8 @@ class TestEveryAlgorithm:
                 algorithm,
                 InProcess(algorithm, data, SHARDS, device=device),
                 federation.start(algorithm, 0),
-                federation.by_test_set(algorithm, data, device),
-                federation.Plan(rounds=2, clients=len(SHARDS)),
+                federation.evaluator_on(algorithm, data, device),
+                federation.RoundPlan(rounds=2, clients=len(SHARDS)),
                 lambda stage, fraction: None,
             )
         )

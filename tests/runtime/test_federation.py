@@ -9,10 +9,10 @@ from feddm.core.examples import Examples
 from feddm.core.seeding import generator
 from feddm.errors import LostClientsError
 from feddm.runtime import federation
-from feddm.runtime.client import Loss, Reply
+from feddm.runtime.client import Dropout, Reply
 from feddm.runtime.federation import (
     Federation,
-    Plan,
+    RoundPlan,
     RoundRecord,
     cohort_size,
     in_order,
@@ -43,8 +43,8 @@ def rounds(
         algorithm,
         engine or Backwards(algorithm, DATA),
         start or federation.start(algorithm, seed=5),
-        federation.by_test_set(algorithm, TEST),
-        Plan(3, CLIENTS, participation, seed=5, min_clients=min_clients, retries=retries),
+        federation.evaluator_on(algorithm, TEST),
+        RoundPlan(3, CLIENTS, participation, seed=5, min_clients=min_clients, retries=retries),
         lambda stage, done: seen.append((stage, done)),
     )
 
@@ -92,11 +92,11 @@ def test_a_round_goes_on_without_those_who_are_lost() -> None:
     engine = Backwards(Summing(), DATA, lost=[{1}, {0, 3}])
     (_, first), (_, second), (_, third) = rounds(engine=engine, min_clients=2)
     assert [client.client for client in first.clients] == [0, 2, 3]
-    assert first.losses == (Loss(1, "the line is dead"),)
+    assert first.dropouts == (Dropout(1, "the line is dead"),)
     # Lost clients were sent the model all the same.
     assert (first.floats_up, first.floats_down) == (3, CLIENTS)
-    assert [loss.client for loss in second.losses] == [0, 3]
-    assert third.losses == ()
+    assert [dropout.client for dropout in second.dropouts] == [0, 3]
+    assert third.dropouts == ()
     # Nobody keeps in mind what did not arrive.
     assert engine.committed == [0, 2, 3, 1, 2, 0, 1, 2, 3]
 
@@ -106,13 +106,13 @@ def test_what_is_refused_is_lost_as_well() -> None:
     number = float(torch.randn((), generator=torch.Generator().manual_seed(5)))
     _, record = next(rounds(Summing(refuse=5 + math.floor(number)), min_clients=1))
     assert [client.client for client in record.clients] == [0, 1, 2]
-    assert record.losses == (Loss(3, "the sum is too large"),)
+    assert record.dropouts == (Dropout(3, "the sum is too large"),)
 
 
 def test_too_few_are_tried_again() -> None:
     engine = Backwards(Summing(), DATA, lost=[{0, 1, 2}, {0, 1, 2}, {1}])
     _, record = next(rounds(engine=engine, min_clients=3, retries=2))
-    assert [loss.client for loss in record.losses] == [1]
+    assert [dropout.client for dropout in record.dropouts] == [1]
     assert engine.committed == [0, 2, 3]
 
 

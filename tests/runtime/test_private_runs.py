@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from feddm.api import Observer, RunResult, resume
 from feddm.cli import app
 from feddm.cli.display import TextDisplay
 from feddm.config.privacy_rules import unused
@@ -26,6 +25,7 @@ from feddm.privacy.ledger import run_ledger_root
 from feddm.privacy.noise import Secret
 from feddm.runtime import federation
 from feddm.runtime.federation import RoundRecord
+from feddm.runtime.run import Observer, RunResult, resume
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
 GIVEN = 20.0  # a noise multiplier with which a round costs little
@@ -90,7 +90,7 @@ def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
 
 def same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives all runs one name: it decides the noise, and here bits are compared."""
-    monkeypatch.setattr("feddm.api.uuid.uuid4", lambda: uuid.UUID(int=1))
+    monkeypatch.setattr("feddm.runtime.run.uuid.uuid4", lambda: uuid.UUID(int=1))
 
 
 class Stops(Exception):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddm.runtime.client import Loss
+from feddm.runtime.client import Dropout
 from feddm.runtime.federation import ClientRecord, RoundRecord, SiteRecord
 from feddm.runtime.results import from_line, to_line
 
@@ -49,7 +49,7 @@ round_records = st.builds(
     client_seconds=finite,
     server_seconds=finite,
     clients=st.lists(client_records, max_size=3).map(tuple),
-    losses=st.lists(st.builds(Loss, counts, st.text()), max_size=2).map(tuple),
+    dropouts=st.lists(st.builds(Dropout, counts, st.text()), max_size=2).map(tuple),
     sites=st.lists(st.builds(SiteRecord, counts, finite, finite, finite), max_size=2).map(
         tuple
     ),

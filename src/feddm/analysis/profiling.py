@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from feddm.api import Observer, execute
 from feddm.config.schema import Config
 from feddm.core import matching, metrics, training
 from feddm.runtime import build, client
+from feddm.runtime.run import Observer, execute
 
 # The parts of a round, and the functions that do them; a part of the one above is indented.
 PARTS: tuple[tuple[str, Callable[..., Any]], ...] = (

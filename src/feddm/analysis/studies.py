@@ -23,11 +23,11 @@ from typing import Any
 import tomli_w
 
 from feddm.analysis.tables import Row, to_csv, to_json, to_markdown
-from feddm.api import Observer, execute, resume
 from feddm.config.schema import Config, nested
 from feddm.errors import EmptyRoundError, LostClientsError, RunDirectoryError
 from feddm.runtime.build import check
 from feddm.runtime.federation import RoundRecord
+from feddm.runtime.run import Observer, execute, resume
 from feddm.runtime.rundir import RunDirectory
 
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddm.api import Observer
 from feddm.config.schema import Config, flat
 from feddm.errors import ConfigError, FedDMError, MissingExtraError
 from feddm.runtime.federation import RoundRecord
+from feddm.runtime.run import Observer
 
 if TYPE_CHECKING:
     from feddm.runtime.build import Setup

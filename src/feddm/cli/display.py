@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from feddm.api import Observer
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
 from feddm.data.partition import class_table
 from feddm.runtime.build import LocalSetup
 from feddm.runtime.results import to_line
+from feddm.runtime.run import Observer
 from feddm.runtime.wording import epsilon_cell, introduction, summary
 
 if TYPE_CHECKING:
@@ -124,8 +124,10 @@ class TextDisplay(Display):
 
     def finished_round(self, record: RoundRecord) -> None:
         self._print(line(record, self._rounds))
-        for loss in record.losses:
-            self._print(f"    client {loss.client} brought nothing: {loss.reason}", "yellow")
+        for dropout in record.dropouts:
+            self._print(
+                f"    client {dropout.client} brought nothing: {dropout.reason}", "yellow"
+            )
         for task in self._tasks.values():
             self._progress.reset(task)
         if self._all is not None:

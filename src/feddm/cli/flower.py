@@ -143,7 +143,7 @@ def up(
         )
     from feddm.cli.run import shown
     from feddm.flower.loopback import Loopback
-    from feddm.flower.place import server_of
+    from feddm.flower.session import server_of
     from feddm.runtime.rundir import check_free, next_free
 
     # Whatever can be known to fail does so before anything is started.

@@ -15,8 +15,8 @@ from feddm.cli.report import WriteReport, report_at_end
 from feddm.errors import FedDMError
 
 if TYPE_CHECKING:
-    from feddm.api import Observer
     from feddm.cli.display import Display
+    from feddm.runtime.run import Observer
 
 Log = Annotated[
     str | None,
@@ -52,7 +52,7 @@ def run(
     model, synthetic sets and a checkpoint of every round go into a run directory.
     """
     config = given.resolved()
-    from feddm.api import execute
+    from feddm.runtime.run import execute
     from feddm.runtime.rundir import next_free
 
     directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
@@ -83,11 +83,11 @@ def resume(
     stopped.
     """
     number = None if workers is None else options.number_of_workers(workers)
-    from feddm import api
+    from feddm.runtime import run as runtime
 
     with shown(directory, quiet, json) as display:
         observer = _logged(log, directory, display)
-        result = api.resume(directory, workers=number, data_dir=data_dir, observer=observer)
+        result = runtime.resume(directory, workers=number, data_dir=data_dir, observer=observer)
         display.finished(result.records, directory)
         if report:
             report_at_end(directory, display)

@@ -22,8 +22,8 @@ from feddm.errors import EngineError, FedDMError, UploadError
 from feddm.flower import wire
 from feddm.flower.node import Job
 from feddm.flower.wire import RefusedError
-from feddm.runtime.client import ClientTick, Loss, Reply, Task
-from feddm.runtime.federation import Judgement, SiteRecord
+from feddm.runtime.client import ClientTick, Dropout, Reply, Task
+from feddm.runtime.federation import RoundEvaluation, SiteRecord
 
 Answer = TypeVar("Answer")
 Notice = Callable[[str], None]
@@ -88,14 +88,14 @@ class OnFlower:
         self._one_by_one = False  # replies are fetched so
         self._pending: dict[int, Records] = {}
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]:
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]:
         del tick  # nodes say nothing until they are done
         self._pending.clear()
         waiting = {task.client: task for task in tasks}
         self._find_nodes(set(waiting))
         for client in [client for client in waiting if client not in self._nodes]:
             del waiting[client]
-            yield Loss(client, self._why_missing(client))
+            yield Dropout(client, self._why_missing(client))
         if not waiting:
             return
         first = next(iter(waiting.values()))
@@ -105,7 +105,7 @@ class OnFlower:
             for client in waiting
         }
         for client, answer in self._answers(contents, MessageType.TRAIN, wire.from_reply):
-            if isinstance(answer, Loss):
+            if isinstance(answer, Dropout):
                 yield answer
                 continue
             reply, remembers = answer
@@ -118,20 +118,20 @@ class OnFlower:
             if memory:
                 self.memories[client] = memory
 
-    def judge(self, params: Tensors, number: int) -> Judgement:
+    def evaluate(self, params: Tensors, number: int) -> RoundEvaluation:
         """Asks every node that is there how good a model is."""
         content = wire.to_job(self._job(number), wire.to_arrays({"params": params}))
         contents = dict.fromkeys(self._nodes, content)
         sites: list[SiteRecord] = []
         for client, answer in self._answers(contents, MessageType.EVALUATE, wire.from_site):
-            if isinstance(answer, Loss):
-                self._notice(f"client {client} does not judge round {number}: {answer.reason}")
+            if isinstance(answer, Dropout):
+                self._notice(f"client {client} cannot evaluate round {number}: {answer.reason}")
             else:
                 sites.append(answer)
         if not sites:
-            return Judgement(float("nan"), float("nan"))
+            return RoundEvaluation(float("nan"), float("nan"))
         sites.sort(key=lambda site: site.client)
-        return Judgement(
+        return RoundEvaluation(
             sum(site.accuracy for site in sites) / len(sites),
             sum(site.loss for site in sites) / len(sites),
             tuple(sites),
@@ -218,7 +218,7 @@ class OnFlower:
         contents: Mapping[int, RecordDict],
         kind: str,
         read: Callable[[RecordDict, int], Answer],
-    ) -> Iterator[tuple[int, Answer | Loss]]:
+    ) -> Iterator[tuple[int, Answer | Dropout]]:
         """Yields what each client answers, or why nothing came."""
         waiting = {client: self._nodes[client] for client in contents}
         deadline = time.monotonic() + self._patience.reply
@@ -229,15 +229,15 @@ class OnFlower:
         sent = self._sent(messages)
         for client in [client for client in waiting if client not in sent.values()]:
             del waiting[client]
-            yield client, Loss(client, "Flower did not send it")
+            yield client, Dropout(client, "Flower did not send it")
         for client, reply in self._replies(sent, deadline):
             del waiting[client]
             try:
                 yield client, read(content_of(reply), client)
             except (EngineError, UploadError) as error:
-                yield client, Loss(client, str(error))
+                yield client, Dropout(client, str(error))
         for client in waiting:
-            yield client, Loss(client, f"no reply within {self._patience.reply:g} s")
+            yield client, Dropout(client, f"no reply within {self._patience.reply:g} s")
 
     def _message(self, content: RecordDict, node: int, kind: str, deadline: float) -> Message:
         seconds = max(0.0, deadline - time.monotonic()) + GRACE

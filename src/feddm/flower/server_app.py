@@ -9,13 +9,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from platformdirs import user_data_path
 
-from feddm.api import Observer, execute, resume
 from feddm.config.schema import Config
 from feddm.core.formatting import percent, size_text
 from feddm.flower.options import options_of
-from feddm.flower.place import FlowerNodes
+from feddm.flower.session import on_nodes
 from feddm.runtime.build import Setup
 from feddm.runtime.federation import RoundRecord
+from feddm.runtime.run import Observer, execute, resume
 from feddm.runtime.rundir import next_free
 
 app = ServerApp()
@@ -26,13 +26,13 @@ def main(grid: Grid, context: Context) -> None:
     """Runs a federation, or goes on with an earlier one."""
     options = options_of(context.run_config, len(list(grid.get_node_ids())))
     observer = Log()
-    place = FlowerNodes(grid, observer.notice, options.patience, options.retries)
+    nodes = on_nodes(grid, observer.notice, options.patience, options.retries)
     if options.config is None:
         assert options.directory is not None
-        result = resume(options.directory, observer=observer, place=place)
+        result = resume(options.directory, observer=observer, opened=nodes)
     else:
         out = options.directory or next_free(runs(), options.config.algorithm)
-        result = execute(options.config, out, observer, place)
+        result = execute(options.config, out, observer, nodes)
     observer.notice(f"everything is in {result.directory}")
 
 
@@ -62,8 +62,8 @@ class Log(Observer):
             f"round {record.round}/{self._rounds}: accuracy {percent(record.accuracy)}, "
             f"{len(record.clients)} clients sent {size_text(record.bytes_up)}"
         )
-        for loss in record.losses:
-            self._say(f"client {loss.client} brought nothing: {loss.reason}")
+        for dropout in record.dropouts:
+            self._say(f"client {dropout.client} brought nothing: {dropout.reason}")
 
     def notice(self, text: str) -> None:
         self._say(text)

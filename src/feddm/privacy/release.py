@@ -1,18 +1,90 @@
-"""The one way in which what depends on examples leaves a client: under noise, and on record."""
+"""The only way anything that depends on examples leaves a private client.
+
+`release` is the whole transaction. It makes the upload under `Noise`, which records what was
+released, then stores it, pays for it, lists it, and only then returns it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import traceback
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from feddm.privacy.accounting import Event, Released, Unprotected
+from feddm.core.tensors import Records
+from feddm.errors import BudgetError, EngineError, LedgerError
+from feddm.privacy.accounting import Event, Released, Unprotected, covered
 from feddm.privacy.clipping import GRID, real
 from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample
+from feddm.privacy.vault import Sent, Vault
 
-# Deviations over the bound; of more, single whole numbers would not be drawn.
+# Upper limit of the noise multiplier; beyond it, noise has gaps between whole numbers.
 _MOST_NOISE = 2**17
+
+Make = Callable[["Noise"], tuple[Records, Records]]  # returns the upload and the memory
+
+
+def release(
+    make: Make,
+    planned: tuple[Event, ...],
+    context: Callable[[], bytes],
+    vault: Vault,
+    *,
+    client: int,
+    round_: int,
+) -> tuple[Sent, float]:
+    """Returns what leaves a client in a round, and the epsilon spent after it.
+
+    The text of an unexpected error may be about examples. It stays in the client's own log.
+
+    Args:
+        make: Computes the upload and the memory under the noise it is given.
+        planned: What it releases, known beforehand.
+        context: Returns a digest of everything that decides the upload, except the noise.
+        vault: The client's secret, ledger and last upload.
+        client: Number of the client.
+        round_: Number of the round.
+    """
+    try:
+        return _release(make, planned, context(), vault, round_)
+    except (BudgetError, LedgerError):
+        raise  # about earlier releases, never about examples
+    except Exception:
+        trace = traceback.format_exc()
+    # Outside the handler, because the new error would carry the old one along.
+    vault.log_error(trace)
+    raise EngineError(f"client {client} failed; {vault.errors} says why")
+
+
+def _release(
+    make: Make, planned: tuple[Event, ...], context: bytes, vault: Vault, round_: int
+) -> tuple[Sent, float]:
+    """Returns the stored upload of this very context, or makes a new one.
+
+    The upload is stored, paid for, listed and then returned, so that a crash anywhere in
+    between costs neither more nor less. An upload that is no longer stored is made again under
+    new noise and paid for again. Reusing the noise would be cheaper, but would reveal whatever
+    another machine or version rounds differently. The cost is what was planned, so that it does
+    not depend on the examples.
+    """
+    sent = vault.sent_before(context)
+    paid = sent is not None and any(e.release == sent.release for e in vault.entries())
+    if not paid:
+        vault.agree(planned)
+    if sent is None:
+        name = hashlib.sha256(context + vault.secret.nonce()).digest()
+        noise = Noise(vault.secret, round_, name)
+        upload, memory = make(noise)
+        if not covered(noise.released, planned):
+            raise ValueError(f"released {noise.released}, not {planned}")
+        sent = Sent(name, upload, memory)
+        vault.keep(context, sent)
+    entry = vault.entry(round_, sent.release, planned)
+    vault.spend(entry)
+    vault.list_upload(entry, sent)
+    return sent, vault.epsilon()
 
 
 class Noise:

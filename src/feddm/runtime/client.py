@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,11 +17,9 @@ from feddm.core.examples import Examples
 from feddm.core.seeding import generator
 from feddm.core.tensors import CPU, Records, moved
 from feddm.core.training import Tick
-from feddm.errors import BudgetError, EngineError, LedgerError
-from feddm.privacy.accounting import Event, covered
 from feddm.privacy.noise import digest
-from feddm.privacy.release import Noise
-from feddm.privacy.vault import Sent, Vault
+from feddm.privacy.release import Noise, release
+from feddm.privacy.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Dropout:
     """A client from which nothing came back, and why."""
 
     client: int
@@ -59,13 +56,13 @@ ClientTick = Callable[[int, float], None]  # client, fraction of its work that i
 class Engine(Protocol):
     """Runs tasks anywhere and yields the replies as they arrive, in any order.
 
-    For every task comes one reply, or one loss: an engine does not wait for ever.
+    Every task yields one reply or one dropout; an engine does not wait forever.
 
-    What a client wants to remember is kept on its side, and only once its upload was accepted:
-    after `run` it is pending, and `commit` makes it the memory of the next round.
+    A client's memory stays on its side, and is kept only if its upload was accepted: after
+    `run` it is pending, and `commit` makes it the memory of the next round.
     """
 
-    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Loss]: ...
+    def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]: ...
 
     def commit(self, clients: Iterable[int]) -> None: ...
 
@@ -104,66 +101,23 @@ def perform(
             result.metrics,
         )
 
+    def make(noise: Noise) -> tuple[Records, Records]:
+        result = work(noise)
+        return result.upload, result.memory
+
     with threads(1):
         begin = time.perf_counter()
         if vault is None:
             return work(None), time.perf_counter() - begin
-
-        def context() -> bytes:
-            return context_of(vault.terms.run, algorithm, task, data, memory)
-
-        return protected(work, algorithm.planned, task, context, vault), 0.0
-
-
-def protected(
-    work: Callable[[Noise], LocalResult],
-    planned: tuple[Event, ...],
-    task: Task,
-    context: Callable[[], bytes],
-    vault: Vault,
-) -> LocalResult:
-    """Does private work; an error is told without its text, which may be about examples."""
-    try:
-        return _released_once(work, planned, task, context(), vault)
-    except (BudgetError, LedgerError):
-        raise  # about what was released before, never about examples
-    except Exception:
-        trace = traceback.format_exc()
-    # Not while the error is handled: the new one would carry it along.
-    vault.log_error(trace)
-    raise EngineError(f"client {task.client} failed; {vault.errors} says why")
-
-
-def _released_once(
-    work: Callable[[Noise], LocalResult],
-    planned: tuple[Event, ...],
-    task: Task,
-    context: bytes,
-    vault: Vault,
-) -> LocalResult:
-    """Returns what was made in this very context before, if that is still there, or makes it.
-
-    It is stored, then paid for, then listed, and then returned: a crash in between costs no
-    more, and never less. What is no longer there is made anew under other noise and paid for
-    anew. The same noise would be cheaper, and show whatever another machine or version rounds
-    otherwise. It costs what was planned, so that the cost does not depend on the examples.
-    """
-    sent = vault.sent_before(context)
-    paid = sent is not None and any(e.release == sent.release for e in vault.entries())
-    if not paid:
-        vault.agree(planned)
-    if sent is None:
-        release = hashlib.sha256(context + vault.secret.nonce()).digest()
-        noise = Noise(vault.secret, task.round, release)
-        result = work(noise)
-        if not covered(noise.released, planned):
-            raise ValueError(f"released {noise.released}, not {planned}")
-        sent = Sent(release, result.upload, result.memory)
-        vault.keep(context, sent)
-    entry = vault.entry(task.round, sent.release, planned)
-    vault.spend(entry)
-    vault.list_upload(entry, sent)
-    return LocalResult(sent.upload, sent.memory, {"epsilon": vault.epsilon()})
+        sent, epsilon = release(
+            make,
+            algorithm.planned,
+            lambda: context_of(vault.terms.run, algorithm, task, data, memory),
+            vault,
+            client=task.client,
+            round_=task.round,
+        )
+        return LocalResult(sent.upload, sent.memory, {"epsilon": epsilon}), 0.0
 
 
 def context_of(

@@ -14,7 +14,7 @@ from feddm.core.metrics import evaluate
 from feddm.core.seeding import generator
 from feddm.core.tensors import CPU, Records, Tensors, moved, num_bytes, num_floats
 from feddm.errors import LostClientsError, UploadError
-from feddm.runtime.client import Engine, Loss, Reply, Task, threads
+from feddm.runtime.client import Dropout, Engine, Reply, Task, threads
 
 Progress = Callable[[str, float], None]  # stage ("clients" or "server"), fraction done
 
@@ -56,7 +56,7 @@ class SiteRecord:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RoundEvaluation:
     """How well a model does, and who says so if it is not the server."""
 
     accuracy: float
@@ -64,7 +64,7 @@ class Judgement:
     sites: tuple[SiteRecord, ...] = ()
 
 
-Judge = Callable[[Tensors, int], Judgement]  # of the model after this round
+Evaluator = Callable[[Tensors, int], RoundEvaluation]  # of the model after this round
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RoundRecord:
         client_seconds: Computing time of all clients together; nan if they do not tell.
         server_seconds: Computing time of the server, without evaluation.
         clients: Each client's part.
-        losses: Who was asked and brought nothing, and why.
+        dropouts: Who was asked and brought nothing, and why.
         sites: What clients say about the new model, if they are asked.
         epsilon: The most that any client has spent so far, in this run or before; infinite if
             nothing is guaranteed, and ``None`` without privacy.
@@ -102,7 +102,7 @@ class RoundRecord:
     client_seconds: float
     server_seconds: float
     clients: tuple[ClientRecord, ...]
-    losses: tuple[Loss, ...] = ()
+    dropouts: tuple[Dropout, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
@@ -111,7 +111,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """What decides the rounds of a run, beside the algorithm.
 
     Args:
@@ -139,24 +139,24 @@ def start(algorithm: Algorithm, seed: int) -> Federation:
     return Federation(0, algorithm.init(params))
 
 
-def by_test_set(algorithm: Algorithm, test: Examples, device: torch.device = CPU) -> Judge:
-    """Returns a judge that has a test set of its own."""
+def evaluator_on(algorithm: Algorithm, test: Examples, device: torch.device = CPU) -> Evaluator:
+    """Returns an evaluator with its own test set."""
     test = test.to(device)
 
-    def judge(params: Tensors, number: int) -> Judgement:
+    def evaluator(params: Tensors, number: int) -> RoundEvaluation:
         del number
         result = evaluate(algorithm.model, moved({"params": params}, device)["params"], test)
-        return Judgement(result.accuracy, result.loss)
+        return RoundEvaluation(result.accuracy, result.loss)
 
-    return judge
+    return evaluator
 
 
 def run(
     algorithm: Algorithm,
     engine: Engine,
     federation: Federation,
-    judge: Judge,
-    plan: Plan,
+    evaluator: Evaluator,
+    plan: RoundPlan,
     progress: Progress,
 ) -> Iterator[tuple[Federation, RoundRecord]]:
     """Yields the federation and a record after each round, up to the last of the plan.
@@ -166,7 +166,9 @@ def run(
     same bits.
     """
     while federation.round < plan.rounds:
-        federation, record = _next_round(algorithm, engine, federation, judge, plan, progress)
+        federation, record = _next_round(
+            algorithm, engine, federation, evaluator, plan, progress
+        )
         yield federation, record
 
 
@@ -174,8 +176,8 @@ def _next_round(
     algorithm: Algorithm,
     engine: Engine,
     federation: Federation,
-    judge: Judge,
-    plan: Plan,
+    evaluator: Evaluator,
+    plan: RoundPlan,
     progress: Progress,
 ) -> tuple[Federation, RoundRecord]:
     number = federation.round + 1
@@ -192,12 +194,12 @@ def _next_round(
                 raise LostClientsError(f"round {number}: {error}") from None
     engine.commit(record.client for record in intake.records)
     with threads(plan.server_threads):
-        judgement = judge(state["params"], number)
+        evaluation = evaluator(state["params"], number)
     records = tuple(intake.records)
     return Federation(number, state), RoundRecord(
         round=number,
-        accuracy=judgement.accuracy,
-        loss=judgement.loss,
+        accuracy=evaluation.accuracy,
+        loss=evaluation.loss,
         floats_up=sum(record.floats_up for record in records),
         floats_down=num_floats(download) * len(cohort),
         bytes_up=sum(record.bytes_up for record in records),
@@ -205,13 +207,13 @@ def _next_round(
         client_seconds=sum(record.seconds for record in records),
         server_seconds=seconds,
         clients=records,
-        losses=tuple(intake.losses),
-        sites=judgement.sites,
+        dropouts=tuple(intake.dropouts),
+        sites=evaluation.sites,
     )
 
 
 def _aggregated(
-    intake: Intake, engine: Engine, federation: Federation, plan: Plan, progress: Progress
+    intake: Intake, engine: Engine, federation: Federation, plan: RoundPlan, progress: Progress
 ) -> tuple[Records, float]:
     """Returns the next state, and the seconds that the server took for it."""
     number, cohort = federation.round + 1, intake.cohort
@@ -250,14 +252,14 @@ def sampled_cohort(clients: int, participation: float, rng: torch.Generator) -> 
     return sorted(torch.randperm(clients, generator=rng)[:number].tolist())
 
 
-class Timed(Iterator[Reply | Loss]):
+class Timed(Iterator[Reply | Dropout]):
     """Passes replies on, and adds up the seconds that were spent waiting for them."""
 
-    def __init__(self, replies: Iterator[Reply | Loss]) -> None:
+    def __init__(self, replies: Iterator[Reply | Dropout]) -> None:
         self.seconds = 0.0
         self._replies = replies
 
-    def __next__(self) -> Reply | Loss:
+    def __next__(self) -> Reply | Dropout:
         begin = time.perf_counter()
         try:
             return next(self._replies)
@@ -266,17 +268,19 @@ class Timed(Iterator[Reply | Loss]):
 
 
 def finished(
-    replies: Iterable[Reply | Loss], tick: Callable[[int, float], None]
-) -> Iterator[Reply | Loss]:
+    replies: Iterable[Reply | Dropout], tick: Callable[[int, float], None]
+) -> Iterator[Reply | Dropout]:
     """Yields the replies and counts each as wholly done."""
     for reply in replies:
         tick(reply.client, 1.0)
         yield reply
 
 
-def in_order(replies: Iterable[Reply | Loss], cohort: Sequence[int]) -> Iterator[Reply | Loss]:
+def in_order(
+    replies: Iterable[Reply | Dropout], cohort: Sequence[int]
+) -> Iterator[Reply | Dropout]:
     """Yields the replies in the order of the cohort, each as soon as it can."""
-    early: dict[int, Reply | Loss] = {}
+    early: dict[int, Reply | Dropout] = {}
     due = iter(cohort)
     client = next(due)
     for reply in replies:
@@ -304,13 +308,13 @@ class Intake:
         min_clients: int | None,
     ) -> None:
         self.records: list[ClientRecord] = []
-        self.losses: list[Loss] = []
+        self.dropouts: list[Dropout] = []
         self.algorithm = algorithm
         self.download = download
         self.cohort = cohort
         self._needed = len(cohort) if min_clients is None else min(min_clients, len(cohort))
 
-    def accepted(self, replies: Iterable[Reply | Loss]) -> Iterator[Upload]:
+    def accepted(self, replies: Iterable[Reply | Dropout]) -> Iterator[Upload]:
         """Yields the uploads that pass; too few are a `LostClientsError`, at once."""
         for reply in replies:
             try:
@@ -320,8 +324,8 @@ class Intake:
             else:
                 yield upload
 
-    def _checked(self, reply: Reply | Loss) -> Upload:
-        if isinstance(reply, Loss):
+    def _checked(self, reply: Reply | Dropout) -> Upload:
+        if isinstance(reply, Dropout):
             raise UploadError(reply.reason)
         self.algorithm.check(reply.upload, self.download)
         self.records.append(
@@ -336,10 +340,12 @@ class Intake:
         return Upload(reply.client, reply.upload)
 
     def _lose(self, client: int, reason: str) -> None:
-        self.losses.append(Loss(client, reason))
-        left = len(self.cohort) - len(self.losses)
+        self.dropouts.append(Dropout(client, reason))
+        left = len(self.cohort) - len(self.dropouts)
         if left < self._needed:
-            lost = "; ".join(f"client {loss.client}: {loss.reason}" for loss in self.losses)
+            lost = "; ".join(
+                f"client {dropout.client}: {dropout.reason}" for dropout in self.dropouts
+            )
             raise LostClientsError(
                 f"{lost} ({left} of {len(self.cohort)} clients are left, and min_clients is "
                 f"{self._needed})"

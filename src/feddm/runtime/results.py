@@ -7,18 +7,18 @@ import json
 import math
 from typing import Any
 
-from feddm.runtime.client import Loss
+from feddm.runtime.client import Dropout
 from feddm.runtime.federation import ClientRecord, RoundRecord, SiteRecord
 
 
 def to_line(record: RoundRecord) -> str:
-    """Returns the record as one line of JSON; a number that is not finite becomes null.
+    """Returns the record as one line of JSON; numbers that are not finite become null.
 
-    What there is none of, such as an epsilon without privacy or losses, is left out. An epsilon
-    that is null is not finite, and so no guarantee.
+    Empty fields are left out, such as epsilon without privacy. An epsilon of null is infinite:
+    there is no guarantee.
     """
     fields = dataclasses.asdict(record)
-    none = [key for key in ("losses", "sites") if not fields[key]]
+    none = [key for key in ("dropouts", "sites") if not fields[key]]
     none += [key for key, value in fields.items() if value is None]
     fields = finite({key: value for key, value in fields.items() if key not in none})
     return json.dumps(fields, allow_nan=False)
@@ -31,11 +31,12 @@ def from_line(line: str) -> RoundRecord:
         if not isinstance(fields["round"], int):
             raise TypeError(f"round {fields['round']!r}")
         clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
-        losses = tuple(Loss(**loss) for loss in fields.pop("losses", []))
+        old = fields.pop("losses", [])  # their name up to version 0.1
+        dropouts = tuple(Dropout(**each) for each in fields.pop("dropouts", old))
         sites = tuple(SiteRecord(**_numbers(site)) for site in fields.pop("sites", []))
         if "epsilon" in fields and fields["epsilon"] is None:
             fields["epsilon"] = math.inf
-        return RoundRecord(**_numbers(fields), clients=clients, losses=losses, sites=sites)
+        return RoundRecord(**_numbers(fields), clients=clients, dropouts=dropouts, sites=sites)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a line of results: {error}") from error
 

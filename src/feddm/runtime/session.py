@@ -1,11 +1,11 @@
-"""Where the clients of a run are: on this machine, or wherever else a `Place` finds them."""
+"""The clients of one run, on this machine or elsewhere, and the server that goes with them."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from feddm.config.schema import Config
 from feddm.core.tensors import Records
@@ -14,7 +14,7 @@ from feddm.errors import LedgerError
 from feddm.privacy.vault import Vaults
 from feddm.runtime.build import LocalSetup, Setup, build, num_workers
 from feddm.runtime.client import Engine
-from feddm.runtime.federation import Judge, RoundRecord, by_test_set, cohort_size
+from feddm.runtime.federation import Evaluator, RoundRecord, cohort_size, evaluator_on
 from feddm.runtime.local import InProcess
 from feddm.runtime.protection import ledger_of, locked_ledger
 
@@ -22,115 +22,81 @@ from feddm.runtime.protection import ledger_of, locked_ledger
 ON_NODES = "on nodes"
 
 
-class Clients(Engine, Protocol):
-    """An engine that knows what its clients remember, or how to have them remember it."""
-
-    @property
-    def memories(self) -> Mapping[int, Records]:
-        """What a checkpoint keeps about each client."""
+def _unchecked(records: Sequence[RoundRecord]) -> None:
+    del records
 
 
-class Session(Protocol):
-    """The clients of one run, and the server that goes with them."""
+@dataclass(frozen=True)
+class Session:
+    """What a run needs while it runs, wherever its clients are.
 
-    @property
-    def retries(self) -> int:
-        """How often a round is tried again that lost too many clients."""
+    Args:
+        setup: The server.
+        engine: Runs the clients.
+        memories: What a checkpoint stores about each client; a resumed run fills it in.
+        evaluator: Evaluates the model after each round.
+        environment: Returns what can change the bits of a run, besides its configuration and
+            the versions.
+        epsilon: Returns the most any client has spent after these rounds; ``None`` without
+            privacy.
+        check: Raises an error if the clients cannot continue after these rounds.
+        retries: How often a round is repeated if too many clients drop out.
+    """
 
-    @property
-    def setup(self) -> Setup:
-        """The server."""
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """What can change the bits of a run beside its configuration and the versions."""
-
-    def check(self, records: Sequence[RoundRecord]) -> None:
-        """Raises an error if the clients cannot go on after these rounds."""
-
-    def clients(
-        self, memories: Mapping[int, Records]
-    ) -> contextlib.AbstractContextManager[Clients]:
-        """Returns the clients, with what a checkpoint kept about them."""
-
-    def judge(self, clients: Clients) -> Judge:
-        """Returns who says how good a model is."""
-
-    def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
-        """Returns the most that any client has spent by now; ``None`` without privacy."""
+    setup: Setup
+    engine: Engine
+    memories: dict[int, Records]
+    evaluator: Evaluator
+    environment: Callable[[], dict[str, Any]]
+    epsilon: Callable[[Sequence[RoundRecord]], float | None]
+    check: Callable[[Sequence[RoundRecord]], None] = _unchecked
+    retries: int = 0
 
 
-class Place(Protocol):
-    """Where clients are."""
-
-    def opened(
-        self, config: Config, run: str, before: Mapping[str, Any]
-    ) -> contextlib.AbstractContextManager[Session]:
-        """Returns the clients of a run while they are ours.
-
-        Args:
-            config: What is run.
-            run: Name of the federation, unlike any other.
-            before: The environment that the run began with; empty for a new one.
-        """
+# Opens the session of a configuration. The other arguments are the unique name of the run, and
+# the environment that it began with (empty for a new run).
+OpenSession = Callable[
+    [Config, str, Mapping[str, Any]], contextlib.AbstractContextManager[Session]
+]
 
 
-class Here:
-    """Clients on this machine, simulated one after another or side by side."""
-
-    @contextlib.contextmanager
-    def opened(
-        self, config: Config, run: str, before: Mapping[str, Any]
-    ) -> Iterator[LocalSession]:
-        if before:
-            _check_ledger(config, before)
-        with locked_ledger(config, run):
-            yield LocalSession(build(config, run))
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalSession:
-    """Clients on this machine, for one run."""
-
-    setup: LocalSetup
-    retries: int = 0  # the same clients would give the same bits
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """The data and their ledger.
-
-        With privacy only the ledger's owner can compute the fingerprint of the data.
-        """
-        setup, vaults = self.setup, self.setup.vaults
-        if vaults is None:
-            return {"data": fingerprint(setup.dataset, setup.shards)}
-        ledger = {"ledger": str(vaults.ledger.folder), "ledger_id": vaults.ledger.id}
-        return {"data": vaults.split, **ledger}
-
-    def check(self, records: Sequence[RoundRecord]) -> None:
-        if self.setup.vaults is not None and records:
-            _check_paid(self.setup.vaults, records)
-
-    def clients(self, memories: Mapping[int, Records]) -> InProcess:
-        setup, config = self.setup, self.setup.config
+@contextlib.contextmanager
+def local_session(config: Config, run: str, before: Mapping[str, Any]) -> Iterator[Session]:
+    """Gives a session with clients on this machine, simulated in one or several processes."""
+    if before:
+        _check_ledger(config, before)
+    with locked_ledger(config, run):
+        setup = build(config, run)
+        vaults, config = setup.vaults, setup.config
         cohort = cohort_size(len(setup.shards), config.participation)
-        return InProcess(
+        with InProcess(
             setup.algorithm,
             setup.dataset.train,
             setup.shards,
             num_workers(config.runtime, cohort, setup.device),
-            memories,
-            setup.device,
-            setup.vaults,
-        )
+            device=setup.device,
+            vaults=vaults,
+        ) as engine:
+            yield Session(
+                setup,
+                engine,
+                engine.memories,
+                evaluator_on(setup.algorithm, setup.dataset.test, setup.device),
+                lambda: _environment(setup),
+                lambda records: None if vaults is None else vaults.epsilon(),
+                lambda records: _check_paid(vaults, records),
+            )  # no retries: the same clients would give the same bits
 
-    def judge(self, clients: Clients) -> Judge:
-        del clients
-        return by_test_set(self.setup.algorithm, self.setup.dataset.test, self.setup.device)
 
-    def epsilon(self, records: Sequence[RoundRecord]) -> float | None:
-        del records
-        return None if self.setup.vaults is None else self.setup.vaults.epsilon()
+def _environment(setup: LocalSetup) -> dict[str, Any]:
+    """Returns the identity of the data and of their ledger.
+
+    With privacy only the owner of the ledger can compute the fingerprint of the data.
+    """
+    if setup.vaults is None:
+        return {"data": fingerprint(setup.dataset, setup.shards)}
+    ledger = setup.vaults.ledger
+    return {"data": setup.vaults.split, "ledger": str(ledger.folder), "ledger_id": ledger.id}
 
 
 def _check_ledger(config: Config, before: Mapping[str, Any]) -> None:
@@ -145,7 +111,9 @@ def _check_ledger(config: Config, before: Mapping[str, Any]) -> None:
     )
 
 
-def _check_paid(vaults: Vaults, records: Sequence[RoundRecord]) -> None:
+def _check_paid(vaults: Vaults | None, records: Sequence[RoundRecord]) -> None:
     """Raises `LedgerError` unless all rounds so far are on the ledger."""
+    if vaults is None or not records:
+        return
     uploads = [(record.round, part.client) for record in records for part in record.clients]
     vaults.check_paid(uploads, least=records[-1].epsilon or 0.0)

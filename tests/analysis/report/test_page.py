@@ -13,7 +13,7 @@ from fabricated import ENVIRONMENT, config, method, private_records, records
 from feddm.analysis.report.page import Report, drawn, html
 from feddm.analysis.report.pictures import Partition, Sheet, png
 from feddm.analysis.report.summary import cards, row, versions
-from feddm.runtime.client import Loss
+from feddm.runtime.client import Dropout
 from feddm.runtime.federation import SiteRecord
 from feddm.runtime.wording import introduction
 
@@ -55,7 +55,7 @@ def embedded(page: str) -> Any:
 def evil_report() -> Report:
     rounds = records(
         [0.5, 0.75],
-        losses=(Loss(0, EVIL),),
+        dropouts=(Dropout(0, EVIL),),
         sites=(SiteRecord(0, 0.5, 0.5, 1.0),),
     )
     one = method(EVIL, rounds, environment={EVIL: EVIL}, data__dir=EVIL)

@@ -2,7 +2,7 @@ from fabricated import method, record, records
 from feddm.analysis.report import summary
 from feddm.analysis.report.runs import Method
 from feddm.analysis.report.summary import cards, differences, lede, row, title
-from feddm.runtime.client import Loss
+from feddm.runtime.client import Dropout
 from feddm.runtime.federation import SiteRecord
 
 TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3000))
@@ -74,9 +74,9 @@ class TestClientsElsewhere:
         assert sites.summary == "mean 70.00 %, worst 50.00 %; balanced 60.00 %"
 
     def test_losses_are_named_with_their_round(self) -> None:
-        lost = (Loss(1, "no reply within 5 s"),)
-        told = method("far", (record(1, 0.5), record(2, 0.6, losses=lost)))
-        assert summary.losses([told]) == [
+        lost = (Dropout(1, "no reply within 5 s"),)
+        told = method("far", (record(1, 0.5), record(2, 0.6, dropouts=lost)))
+        assert summary.dropouts([told]) == [
             "far, seed 0, round 2: client 1 brought nothing: no reply within 5 s."
         ]
 

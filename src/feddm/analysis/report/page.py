@@ -58,7 +58,7 @@ def html(report: Report) -> str:
         title=summary.title(methods),
         lede=summary.lede(methods),
         notes=report.notes,
-        losses=summary.losses(methods),
+        dropouts=summary.dropouts(methods),
         sites=summary.sites(methods),
         cards=summary.cards(methods),
         rows=[summary.row(method) for method in methods],

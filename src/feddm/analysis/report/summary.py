@@ -205,15 +205,15 @@ def sites(methods: Sequence[Method]) -> list[Sites]:
     return found
 
 
-def losses(methods: Sequence[Method]) -> list[str]:
+def dropouts(methods: Sequence[Method]) -> list[str]:
     """Returns who was asked and brought nothing, in words."""
     return [
-        f"{method.name}, seed {run.config.seed}, round {record.round}: client {loss.client} "
-        f"brought nothing: {loss.reason}."
+        f"{method.name}, seed {run.config.seed}, round {record.round}: client {dropout.client} "
+        f"brought nothing: {dropout.reason}."
         for method in methods
         for run in method.runs
         for record in run.records
-        for loss in record.losses
+        for dropout in record.dropouts
     ]
 
 
