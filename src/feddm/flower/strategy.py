@@ -34,7 +34,7 @@ from feddm.flower.engine import OnFlower, Patience
 from feddm.flower.node import OWN_DATA
 from feddm.flower.server_app import Log
 from feddm.runtime.build import build_model, build_server, check
-from feddm.runtime.federation import Judgement, Plan, SiteRecord, run, start
+from feddm.runtime.federation import RoundEvaluation, RoundPlan, SiteRecord, run, start
 from feddm.runtime.model_file import TrainedModel
 from feddm.runtime.protection import with_noise
 
@@ -112,7 +112,7 @@ class FedDM(Strategy):
         result, log = Result(), Log()
         _evaluate(evaluate_fn, 0, initial_arrays, result)
         config, first = self._setup.config, self._federation.round
-        plan = Plan(
+        plan = RoundPlan(
             rounds=first + num_rounds,
             clients=config.partition.clients,
             participation=config.participation,
@@ -129,7 +129,7 @@ class FedDM(Strategy):
             Patience(reply=timeout),
             log.notice,
         )
-        judge = clients.judge if config.data.holdout else _unknown
+        judge = clients.evaluate if config.data.holdout else _unknown
         log.started(config.model_copy(update={"rounds": plan.rounds}), self._setup, [])
         for federation, record in run(
             self._setup.algorithm, clients, self._federation, judge, plan, _silent
@@ -176,10 +176,10 @@ def _metrics(sites: Sequence[SiteRecord]) -> MetricRecord:
     )
 
 
-def _unknown(params: Tensors, number: int) -> Judgement:
+def _unknown(params: Tensors, number: int) -> RoundEvaluation:
     """Without held-out examples nobody can say how good the model is."""
     del params, number
-    return Judgement(math.nan, math.nan)
+    return RoundEvaluation(math.nan, math.nan)
 
 
 def _silent(stage: str, fraction: float) -> None:
