@@ -13,14 +13,13 @@ from feddm.analysis.tables import (
     Row,
     Spread,
     caption,
+    comparison,
     curves,
     difference_text,
     from_json,
     reached,
     summarize,
-    to_csv,
     to_json,
-    to_markdown,
 )
 from feddm.runtime.federation import RoundRecord
 
@@ -63,11 +62,11 @@ def test_one_seed_has_no_deviation() -> None:
 
 def test_tables_have_a_row_for_each() -> None:
     rows = summarize({"a": [run(0.5, 0.95)], "b": [run(0.2, 0.3)]}, [0.9, 0.2])
-    lines = to_markdown(rows).splitlines()
+    lines = comparison(rows).to_markdown().splitlines()
     assert lines[0].startswith("|  | final % | best % | to 90 % | to 20 % |")
     assert lines[2].startswith("| a | 95.00 | 95.00 | 2: 2e-05 MB | 1: 1e-05 MB |")
     assert lines[3].startswith("| b | 30.00 | 30.00 | - | 1: 1e-05 MB |")
-    table = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    table = list(csv.DictReader(io.StringIO(comparison(rows).to_csv())))
     assert [line["algorithm"] for line in table] == ["a", "b"]
     assert float(table[0]["to_0.9_bytes_up"]) == 20
     assert table[1]["to_0.9_rounds"] == ""
@@ -78,11 +77,11 @@ def test_what_failed_is_counted_and_the_rest_stands() -> None:
     rows = summarize({"a": [run(0.5), []], "b": [[]]}, [0.1])
     assert [(row.seeds, row.failed) for row in rows] == [(1, 1), (0, 1)]
     assert rows[0].final.mean == 0.5
-    lines = to_markdown(rows).splitlines()
+    lines = comparison(rows).to_markdown().splitlines()
     assert lines[2].startswith("| a (1 failed) | 50.00 |")
     assert lines[3].startswith("| b (1 failed) | - | - | - | - |")
     assert json.loads(to_json(rows))[1]["final"]["mean"] is None
-    assert to_csv(rows).count("\n") == 3
+    assert comparison(rows).to_csv().count("\n") == 3
 
 
 def test_rows_come_back_from_json() -> None:
@@ -98,15 +97,15 @@ def test_rows_come_back_from_json() -> None:
     # One nan is not another, so the texts tell whether the last row is the same.
     assert math.isnan(back[2].final.mean)
     assert to_json(back) == to_json(rows)
-    assert to_markdown(back) == to_markdown(rows)
-    assert "| c (2 failed) | - |" in to_markdown(back)
+    assert comparison(back).to_markdown() == comparison(rows).to_markdown()
+    assert "| c (2 failed) | - |" in comparison(back).to_markdown()
 
 
 def test_the_legend_is_about_the_columns_that_there_are() -> None:
-    assert "`to 90 %`" in to_markdown(summarize({"a": [run(0.5)]}, [0.9]))
-    assert "`to" not in to_markdown(summarize({"a": [run(0.5)]}, []))
+    assert "`to 90 %`" in comparison(summarize({"a": [run(0.5)]}, [0.9])).to_markdown()
+    assert "`to" not in comparison(summarize({"a": [run(0.5)]}, [])).to_markdown()
     runs = {"a": [run(0.5)], "b": [run(0.5)]}
-    assert "`less a`" in to_markdown(summarize(runs, [], against="a"))
+    assert "`less a`" in comparison(summarize(runs, [], against="a")).to_markdown()
 
 
 class TestDifference:
@@ -163,11 +162,11 @@ class TestDifference:
     def test_tables(self) -> None:
         runs = {"a": [run(0.5), run(0.75)], "b": [run(0.25), run(0.75)]}
         rows = summarize(runs, [], against="b")
-        lines = to_markdown(rows).splitlines()
+        lines = comparison(rows).to_markdown().splitlines()
         assert lines[0].startswith("|  | final % | less b | best % |")
         assert lines[2].startswith("| a | 62.50 ± 17.68 | +12.50 (12.50) | 62.50 ± 17.68 |")
         assert lines[3].startswith("| b | 50.00 ± 35.36 | - | 50.00 ± 35.36 |")
-        table = list(csv.DictReader(io.StringIO(to_csv(rows))))
+        table = list(csv.DictReader(io.StringIO(comparison(rows).to_csv())))
         assert [line["difference"] for line in table] == ["0.125", ""]
         assert [line["difference_error"] for line in table] == ["0.125", ""]
         assert [row["difference"] for row in json.loads(to_json(rows))] == [
@@ -176,7 +175,10 @@ class TestDifference:
         ]
 
     def test_without_it_there_is_no_column(self) -> None:
-        assert "less" not in to_markdown(summarize({"a": [run(0.5)]}, [])).splitlines()[0]
+        assert (
+            "less"
+            not in comparison(summarize({"a": [run(0.5)]}, [])).to_markdown().splitlines()[0]
+        )
 
 
 def private(*epsilons: float, privacy: str = "features", **more: Any) -> list[RoundRecord]:
@@ -199,7 +201,7 @@ class TestPrivacy:
         """Returns the cells of each row of the Markdown table by name and title."""
         titles, _, *lines = (
             [cell.strip() for cell in line.split("|")[1:-1]]
-            for line in to_markdown(rows).splitlines()
+            for line in comparison(rows).to_markdown().splitlines()
             if line.startswith("|")
         )
         return {line[0]: dict(zip(titles, line, strict=True)) for line in lines}
@@ -220,8 +222,8 @@ class TestPrivacy:
             "fixed": "not private",
             "plain": "-",
         }
-        assert "at delta 1e-05 for one example of one client" in to_markdown(rows)
-        lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
+        assert "at delta 1e-05 for one example of one client" in comparison(rows).to_markdown()
+        lines = list(csv.DictReader(io.StringIO(comparison(rows).to_csv())))
         assert [
             [line[key] for key in ("epsilon", "delta", "unit", "privacy")] for line in lines
         ] == [
@@ -232,7 +234,9 @@ class TestPrivacy:
         ]
         told = [row["privacy"] for row in json.loads(to_json(rows))]
         assert told == ["features", "no guarantee", "not private", None]
-        assert to_markdown(from_json(to_json(rows))) == to_markdown(rows)
+        assert (
+            comparison(from_json(to_json(rows))).to_markdown() == comparison(rows).to_markdown()
+        )
         assert math.isinf(from_json(to_json(rows))[1].epsilon or 0)
 
     def test_one_seed_without_a_guarantee_is_none(self) -> None:
@@ -244,11 +248,11 @@ class TestPrivacy:
         rows = summarize({"a": [private(1.0)]}, [])
         assert self.columns(rows)["a"]["client s"] == "-"
         assert json.loads(to_json(rows))[0]["client_seconds"] is None
-        (line,) = csv.DictReader(io.StringIO(to_csv(rows)))
+        (line,) = csv.DictReader(io.StringIO(comparison(rows).to_csv()))
         assert (line["client_seconds"], line["server_seconds"]) == ("", "0.5")
 
     def test_without_privacy_there_is_no_column(self) -> None:
-        text = to_markdown(summarize({"a": [run(0.5)]}, []))
+        text = comparison(summarize({"a": [run(0.5)]}, [])).to_markdown()
         assert "epsilon" not in text and "private" not in text
 
     def test_units_that_differ_are_told_for_each_name(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from feddm.analysis.studies import Cell
-from feddm.analysis.tables import cells, header, summarize
-from feddm.cli.study_display import StudyDisplay, fitting
+from feddm.analysis.tables import comparison, fitting, summarize
+from feddm.cli.study_display import StudyDisplay
 from feddm.config.schema import resolve
 from feddm.runtime.federation import RoundRecord
 
@@ -60,13 +60,14 @@ def test_no_number_is_broken_on_80_columns() -> None:
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
-    for row in cells(rows):
+    for row in comparison(rows).lines:
         first = row[-3]  # megabytes sent, which are always shown
         assert any(
             row[1] in line and row[2] in line and row[4] in line and f" {first} " in f"{line} "
             for line in text.splitlines()
         )
-    width = fitting([header(rows), *cells(rows)], 80)[0]
+    table = comparison(rows)
+    width = fitting([table.titles, *table.lines], 80)[0]
     assert 12 <= width < len(names[0])
     assert names[0] in "".join(line[:width].strip() for line in text.splitlines())
 

@@ -12,7 +12,7 @@ from feddm.paper.experiments import Experiment, Run
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES, Reported
 from feddm.paper.scales import SCALES
 from feddm.paper.surrogate import Example, Points
-from feddm.paper.tables import Runs, accuracies, minimisers, sizes, to_csv, to_markdown
+from feddm.paper.tables import Runs, accuracies, minimisers, sizes
 from feddm.runtime.federation import RoundRecord
 
 DOUBTFUL = Reported(57.32, 0.04, "Table 2", "it stands there twice")
@@ -58,7 +58,7 @@ def test_accuracies_stand_beside_the_papers() -> None:
     assert (first["paper_place"], first["paper_doubt"]) == ("Table 2", "it stands there twice")
     assert (second["seeds"], second["failed"]) == (1, 1)
     assert third["paper_percent"] is None
-    rows = list(csv.DictReader(io.StringIO(to_csv(table.records))))
+    rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert [row["accuracy_percent"] for row in rows] == ["60.0", "90.0", ""]
 
 
@@ -122,7 +122,7 @@ def test_minimisers_by_hand() -> None:
 
 def test_markdown_puts_words_left_and_numbers_right() -> None:
     table = accuracies(EXPERIMENT, RESULTS)
-    text = to_markdown(table.titles, table.lines)
+    text = table.to_markdown()
     assert text.splitlines()[:3] == [
         "|  | method | final % | paper % | MB up |",
         "| --- | --- | ---: | ---: | ---: |",

@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from feddm.analysis.tables import Row, to_csv, to_json, to_markdown
+from feddm.analysis.tables import Row, comparison, to_json
 from feddm.config.schema import Config, nested
 from feddm.errors import EmptyRoundError, LostClientsError, RunDirectoryError
 from feddm.runtime.build import check
@@ -191,8 +191,9 @@ def write_results(
     }
     if changes is not None:
         what["changes"] = changes
-    write(study / "table.md", to_markdown(rows))
-    write(study / "table.csv", to_csv(rows))
+    table = comparison(rows)
+    write(study / "table.md", table.to_markdown())
+    write(study / "table.csv", table.to_csv())
     write(study / "table.json", to_json(rows))
     write(study / "study.json", json.dumps(what, indent=2) + "\n")
 

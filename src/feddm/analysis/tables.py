@@ -1,4 +1,4 @@
-"""Records of several runs -> one table: who is how good, after how many rounds and bytes."""
+"""One type of table, and the table that compares runs: accuracy, rounds, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,99 @@ from feddm.runtime.results import finite
 from feddm.runtime.wording import epsilon_cell, guarantee, label
 
 Curve = Sequence[RoundRecord]  # of one seed; empty if the run failed
+
+GAP = 2  # blanks between columns
+WORDS = ("", "method", "minimum of")  # titles of columns of words, which are aligned left
+# Columns that a narrow screen leaves out, in this order; the highest targets follow.
+LESS_NEEDED = ("best %", "MB down", "client s")
+SHORTEST_NAME = 12
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text, with the same rows as numbers.
+
+    Args:
+        titles: Column titles.
+        lines: The cells of each row as text.
+        records: The rows as numbers, by name.
+        notes: What you need to know to read it.
+    """
+
+    titles: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    records: Sequence[Mapping[str, Any]] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_text(self, width: int = 80) -> str:
+        """Returns aligned columns for a screen of this width, without the notes."""
+        widths = fitting([self.titles, *self.lines], width)
+        text = ""
+        for line in (self.titles, *self.lines):
+            # Only the first column wraps: numbers are never broken.
+            names = textwrap.wrap(line[0], widths[0], break_on_hyphens=False) or [""]
+            for number, name in enumerate(names):
+                cells = [name, *("" if number else line[n] for n in widths if n)]
+                padded = [
+                    f"{cell:{'<' if self.titles[n] in WORDS else '>'}{widths[n]}}"
+                    for n, cell in zip(widths, cells, strict=True)
+                ]
+                text += (" " * GAP).join(padded).rstrip() + "\n"
+        return text
+
+    def to_markdown(self) -> str:
+        """Returns the table and its notes in Markdown."""
+        marks = ["---" if title in WORDS else "---:" for title in self.titles]
+        lines = (self.titles, marks, *self.lines)
+        table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        return table + "".join(f"\n{note}\n" for note in self.notes)
+
+    def to_csv(self) -> str:
+        """Returns the records, one per line."""
+        return csv_text(self.records)
+
+    def to_json(self) -> str:
+        """Returns the records."""
+        return json.dumps(finite(list(self.records)), indent=2, allow_nan=False)
+
+    def in_parts(self) -> Table:
+        """Returns the table with each value of its first column on a line of its own."""
+        lines: list[list[str]] = []
+        for part, group in itertools.groupby(self.lines, key=lambda line: line[0]):
+            lines.append([part, *[""] * (len(self.titles) - 2)])
+            lines += [[f"  {name}", *rest] for _, name, *rest in group]
+        return Table(self.titles[1:], lines, self.records, self.notes)
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns records with the same keys as CSV; what is not finite is left empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, records[0] if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(finite(dict(record)) for record in records)
+    return file.getvalue()
+
+
+def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
+    """Returns the columns that fit, each with its width; only the first may be too narrow.
+
+    Args:
+        lines: Titles, and then the cells of each row; the name comes first.
+        room: Width of the screen.
+    """
+    widths = {
+        number: max(map(len, column)) for number, column in enumerate(zip(*lines, strict=True))
+    }
+    name = widths.pop(0)
+    left = room - sum(widths.values()) - GAP * len(widths)
+    titles = lines[0]
+    spare = [titles.index(title) for title in LESS_NEEDED if title in titles]
+    targets = [number for number in widths if titles[number].startswith("to ")]
+    for number in (*spare, *reversed(targets)):
+        if left >= min(name, SHORTEST_NAME):
+            break
+        left += GAP + widths.pop(number)
+    return {0: min(name, max(left, 1)), **widths}
 
 
 @dataclass(frozen=True)
@@ -283,10 +377,10 @@ def from_json(text: str) -> list[Row]:
     ]
 
 
-def header(rows: Sequence[Row]) -> list[str]:
-    """Returns the titles of the columns."""
+def comparison(rows: Sequence[Row]) -> Table:
+    """Returns the table of a study."""
     targets = [target for row in rows[:1] for target in row.reached]
-    return [
+    titles = [
         "",
         "final %",
         *(f"less {name}" for name in _others(rows)),
@@ -297,11 +391,7 @@ def header(rows: Sequence[Row]) -> list[str]:
         "MB down",
         "client s",
     ]
-
-
-def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Returns the rows as text."""
-    return [
+    lines = [
         [
             name_text(row),
             accuracy_text(row.final),
@@ -315,6 +405,32 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
         ]
         for row in rows
     ]
+    return Table(titles, lines, [_record(row) for row in rows], (legend(rows),))
+
+
+def _record(row: Row) -> dict[str, Any]:
+    """Returns the numbers of a row, by the names that they have in a CSV file."""
+    record: dict[str, Any] = {
+        "algorithm": row.name,
+        "seeds": row.seeds,
+        "failed": row.failed,
+        "final_accuracy": row.final.mean,
+        "final_accuracy_std": row.final.std,
+        "best_accuracy": row.best.mean,
+        "best_accuracy_std": row.best.std,
+        "difference": row.difference and row.difference.mean,
+        "difference_error": row.difference and row.difference.error,
+        "epsilon": row.epsilon,
+        "delta": row.delta,
+        "unit": row.unit,
+        "privacy": row.privacy,
+    }
+    for target in row.reached:
+        for key in ("seeds", "rounds", "bytes_up", "bytes_down"):
+            record[f"to_{target.accuracy:g}_{key}"] = getattr(target, key)
+    for key in ("bytes_up", "bytes_down", "client_seconds", "server_seconds"):
+        record[key] = getattr(row, key)
+    return record
 
 
 def _others(rows: Sequence[Row]) -> set[str]:
@@ -325,49 +441,6 @@ def _others(rows: Sequence[Row]) -> set[str]:
 def is_private(rows: Sequence[Row]) -> bool:
     """Whether there is anything to say about privacy."""
     return any(row.privacy is not None for row in rows)
-
-
-def to_markdown(rows: Sequence[Row]) -> str:
-    """Returns the table in Markdown."""
-    titles = header(rows)
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *cells(rows)]
-    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return f"{table}\n{legend(rows)}\n"
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Returns one line of numbers for each algorithm."""
-    file = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for row in rows:
-        fields: dict[str, object] = {
-            "algorithm": row.name,
-            "seeds": row.seeds,
-            "failed": row.failed,
-            "final_accuracy": row.final.mean,
-            "final_accuracy_std": row.final.std,
-            "best_accuracy": row.best.mean,
-            "best_accuracy_std": row.best.std,
-            "difference": row.difference and row.difference.mean,
-            "difference_error": row.difference and row.difference.error,
-            "epsilon": row.epsilon,
-            "delta": row.delta,
-            "unit": row.unit,
-            "privacy": row.privacy,
-        }
-        for target in row.reached:
-            name = f"to_{target.accuracy:g}"
-            fields[f"{name}_seeds"] = target.seeds
-            fields[f"{name}_rounds"] = target.rounds
-            fields[f"{name}_bytes_up"] = target.bytes_up
-            fields[f"{name}_bytes_down"] = target.bytes_down
-        for key in ("bytes_up", "bytes_down", "client_seconds", "server_seconds"):
-            fields[key] = getattr(row, key)
-        if writer is None:
-            writer = csv.DictWriter(file, fields, lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(finite(fields))
-    return file.getvalue()
 
 
 def name_text(row: Row) -> str:

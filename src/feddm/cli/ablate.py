@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from feddm.cli import options
-from feddm.cli.report import WriteReport, report_at_end
+from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
     Out,
     Seeds,
     check_fair,
-    check_ledgers,
-    check_seeds,
-    command,
     held_out,
     listed_seeds,
-    shown,
+    run_study,
 )
 from feddm.config.schema import parse_settings
 from feddm.errors import ConfigError
@@ -67,23 +63,19 @@ def ablate(
         for seed in listed_seeds(seeds)
         for name, settings in changes.items()
     ]
-    check_seeds(configs)
     check_fair(configs)
-    check_ledgers(configs)
-    from feddm.analysis.studies import Cell, run_cells, write_results
-    from feddm.analysis.tables import summarize, to_json
-    from feddm.runtime.rundir import next_free
+    from feddm.analysis.tables import summarize
 
-    cells = [Cell(*named) for named in configs]
-    study = out or next_free(Path("runs"), f"ablate-{cells[0].config.data.name}")
-    with shown(cells, study, quiet or json) as display:
-        rows = summarize(run_cells(cells, study, display), (), against=BASE)
-        write_results(study, cells, rows, command(), changes)
-        display.table(rows, study)
-        if report:
-            report_at_end(study, display)
-    if json:
-        print(to_json(rows))
+    run_study(
+        configs,
+        "ablate",
+        out,
+        lambda results: summarize(results, (), against=BASE),
+        changes=changes,
+        report=report,
+        quiet=quiet,
+        json=json,
+    )
 
 
 def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

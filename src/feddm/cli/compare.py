@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddm.cli import options
-from feddm.cli.report import WriteReport, report_at_end
+from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
     Named,
     Out,
     Seeds,
     With,
     check_fair,
-    check_ledgers,
-    check_seeds,
-    command,
     files_by_name,
     listed_seeds,
-    shown,
+    run_study,
 )
 from feddm.config.schema import ALGORITHMS, Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
+
+if TYPE_CHECKING:
+    from feddm.analysis.tables import Row
+    from feddm.cli.studies import Results
 
 EXAMPLES = """\
 Examples:
@@ -77,30 +78,35 @@ def compare(
     if against is not None and against not in names:
         raise ConfigError(f"--against takes one of {', '.join(names)}, got {against!r}")
     configs = _variants(given, names, files, listed_seeds(seeds))
-    check_seeds(configs)
     check_fair(configs)
-    check_ledgers(configs)
-    from feddm.analysis.figures import check_figure, draw_curves
-    from feddm.analysis.studies import Cell, run_cells, write_results
-    from feddm.analysis.tables import caption, curves, summarize, to_json
-    from feddm.runtime.rundir import next_free
+    from feddm.analysis.figures import check_figure
+    from feddm.analysis.tables import summarize
 
     if figure is not None:
         check_figure(figure)
-    cells = [Cell(*named) for named in configs]
-    study = out or next_free(Path("runs"), f"compare-{cells[0].config.data.name}")
-    with shown(cells, study, quiet or json) as display:
-        results = run_cells(cells, study, display)
-        rows = summarize(results, accuracies, against)
-        write_results(study, cells, rows, command())
-        display.table(rows, study)
-        if figure is not None:
-            file = draw_curves(curves(results), figure, caption(rows))
-            display.say(f"Drawn in {file}")
-        if report:
-            report_at_end(study, display)
-    if json:
-        print(to_json(rows))
+
+    def draw(results: Results, rows: Sequence[Row], study: Path) -> str:
+        del study
+        return "" if figure is None else _draw(results, rows, figure)
+
+    run_study(
+        configs,
+        "compare",
+        out,
+        lambda results: summarize(results, accuracies, against),
+        then=draw,
+        report=report,
+        quiet=quiet,
+        json=json,
+    )
+
+
+def _draw(results: Results, rows: Sequence[Row], figure: Path) -> str:
+    """Draws the curves, and returns a sentence about where."""
+    from feddm.analysis.figures import draw_curves
+    from feddm.analysis.tables import caption, curves
+
+    return f"Drawn in {draw_curves(curves(results), figure, caption(rows))}"
 
 
 def _share(text: str) -> float:

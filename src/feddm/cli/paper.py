@@ -150,23 +150,11 @@ def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
 
 
 def _show(console: Console, made: Made, study: Path) -> None:
-    from rich.table import Table
+    from feddm.cli.study_display import print_table
 
-    from feddm.paper.tables import WORDS
-
-    titles, lines = made.table.titles, made.table.lines
-    parts = not titles[0]  # the first column names parts of the table: lines of their own
-    table = Table(box=None, pad_edge=False)
-    for title in titles[parts:]:
-        words = title in WORDS
-        table.add_column(title, justify="left" if words else "right", no_wrap=not words)
-    part = ""
-    for line in lines:
-        if parts and line[0] != part:
-            part = line[0]
-            table.add_row(part, style="bold")
-        table.add_row(*(["  " + line[1], *line[2:]] if parts else line))
-    console.print(table, highlight=False, markup=False)
+    table = made.table
+    parts = {line[0] for line in table.lines} if not table.titles[0] else set()
+    print_table(console, table.in_parts() if parts else table, parts)
     for note in made.table.notes:
         _say(console, note)
     for picture in made.pictures:

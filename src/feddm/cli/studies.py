@@ -1,21 +1,23 @@
-"""What commands that make many runs share: which go together, and how they are shown."""
+"""What `compare`, `tune` and `ablate` share: run many configurations, and show one table."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddm.cli import options
+from feddm.cli.report import report_at_end
 from feddm.config.schema import ALGORITHMS, Config, load_toml
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from feddm.analysis.studies import Cell
-    from feddm.cli.study_display import StudyDisplay
+    from feddm.analysis.tables import Curve, Row
+
+    Results = Mapping[str, Sequence[Curve]]  # the records of each name and seed
 
 Named = tuple[str, int, Config]  # name, seed and configuration of a run
 
@@ -103,10 +105,50 @@ def command() -> list[str]:
     return ["feddm", *sys.argv[1:]]
 
 
-def shown(cells: Sequence[Cell], study: Path, silent: bool) -> StudyDisplay:
-    """Returns the display of a study."""
+def run_study(
+    configs: Sequence[Named],
+    name: str,
+    out: Path | None,
+    rows_of: Callable[[Results], list[Row]],
+    *,
+    then: Callable[[Results, list[Row], Path], str] | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    report: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
+    """Runs a study, writes its tables and shows them.
+
+    Args:
+        configs: What is run.
+        name: Beginning of the directory's name, unless you name one.
+        out: Directory of the study.
+        rows_of: Makes the rows of the table.
+        then: What the command does with them; returns a sentence to show, or nothing.
+        changes: The settings of each name, to be written down.
+        report: Whether to write a report.
+        quiet: Whether to show errors only.
+        json: Whether to print JSON instead.
+    """
+    check_seeds(configs)
+    check_ledgers(configs)
     from rich.console import Console
 
+    from feddm.analysis.studies import Cell, run_cells, write_results
+    from feddm.analysis.tables import to_json
     from feddm.cli.study_display import StudyDisplay
+    from feddm.runtime.rundir import next_free
 
-    return StudyDisplay(Console(quiet=silent), cells, study)
+    cells = [Cell(*named) for named in configs]
+    study = out or next_free(Path("runs"), f"{name}-{cells[0].config.data.name}")
+    with StudyDisplay(Console(quiet=quiet or json), cells, study) as display:
+        results = run_cells(cells, study, display)
+        rows = rows_of(results)
+        write_results(study, cells, rows, command(), changes)
+        display.table(rows, study)
+        if then is not None and (sentence := then(results, rows, study)):
+            display.say(sentence)
+        if report:
+            report_at_end(study, display)
+    if json:
+        print(to_json(rows))

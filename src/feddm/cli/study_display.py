@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from feddm.analysis.studies import Cell, StudyObserver
-from feddm.analysis.tables import accuracy_text, header, legend, name_text, summarize
-from feddm.analysis.tables import cells as row_cells
+from feddm.analysis.tables import GAP, accuracy_text, comparison, name_text, summarize
 from feddm.cli.display import STAGES
 from feddm.core.formatting import percent
 from feddm.runtime.wording import epsilon_cell, label
 
 if TYPE_CHECKING:
-    from feddm.analysis.tables import Row
+    from feddm.analysis.tables import Row, Table
     from feddm.runtime.federation import RoundRecord
-
-GAP = 2  # blanks between columns
-# What a narrow screen can do without, the first first, and then the highest targets: the files
-# have it too.
-LESS_NEEDED = ("best %", "MB down", "client s")
-SHORTEST_NAME = 12
 
 
 class StudyDisplay(StudyObserver):
@@ -89,22 +82,11 @@ class StudyDisplay(StudyObserver):
     def table(self, rows: Sequence[Row], study: Path) -> None:
         """Shows what came out."""
         self._live.stop()
-        lines = [header(rows), *row_cells(rows)]
-        widths = fitting(lines, self._console.width)
-        table = Table(box=None, pad_edge=False)
-        for number, width in widths.items():
-            table.add_column(
-                lines[0][number],
-                justify="right" if number else "left",
-                width=width,
-                overflow="fold",
-            )
-        for line in lines[1:]:
-            table.add_row(*(line[number] for number in widths))
-        self._console.print(table, highlight=False, markup=False)
-        self._console.print(
-            legend(rows).replace("`", ""), style="dim", highlight=False, markup=False
-        )
+        table = comparison(rows)
+        print_table(self._console, table)
+        for note in table.notes:
+            text = note.replace("`", "")
+            self._console.print(text, style="dim", highlight=False, markup=False)
         self.say(f"Everything is in {study}")
 
     def say(self, text: str) -> None:
@@ -121,7 +103,7 @@ class StudyDisplay(StudyObserver):
         # Wide enough for "100.00 ± 12.34" and "no guarantee": only names are ever cut.
         widths = {"seeds": 7, "final %": 14} | ({"epsilon": 12} if self._private else {})
         room = self._console.width - sum(GAP + width for width in widths.values())
-        table = Table(box=None, pad_edge=False)
+        table = RichTable(box=None, pad_edge=False)
         table.add_column("", max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
         for title, width in widths.items():
             table.add_column(title, justify="right", width=width, no_wrap=True)
@@ -135,21 +117,10 @@ class StudyDisplay(StudyObserver):
         return Group(table, Text(now, no_wrap=True, overflow="ellipsis"))
 
 
-def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
-    """Returns the columns that fit, each with its width; names fold, and numbers never do.
-
-    Args:
-        lines: Titles, and then the cells of each row; the name is the first.
-        room: Width of the screen.
-    """
-    widths = {
-        number: max(map(len, column)) for number, column in enumerate(zip(*lines, strict=True))
-    }
-    name = widths.pop(0)
-    left = room - sum(widths.values()) - GAP * len(widths)
-    targets = [number for number in widths if lines[0][number].startswith("to ")]
-    for number in (*map(lines[0].index, LESS_NEEDED), *reversed(targets)):
-        if left >= min(name, SHORTEST_NAME):
-            break
-        left += GAP + widths.pop(number)
-    return {0: min(name, max(left, 1)), **widths}
+def print_table(console: Console, table: Table, parts: Collection[str] = ()) -> None:
+    """Prints a table with its titles, and the lines that name its parts, in bold."""
+    titles, *lines = table.to_text(console.width).splitlines()
+    console.print(titles, style="bold", highlight=False, markup=False)
+    for line in lines:
+        style = "bold" if line in parts else ""
+        console.print(line, style=style, highlight=False, markup=False)

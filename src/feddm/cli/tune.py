@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddm.cli import options
-from feddm.cli.report import WriteReport, report_at_end
+from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
     Out,
     Seeds,
-    check_ledgers,
-    check_seeds,
-    command,
     held_out,
     listed_seeds,
-    shown,
+    run_study,
 )
 from feddm.config.privacy_rules import unused
 from feddm.config.schema import Config, toml_value
@@ -78,9 +75,8 @@ def tune(
         raise ConfigError(
             f"--validation must be above 0, got {validation:g}: the test set tunes nothing"
         )
-    from feddm.analysis.studies import Cell, choices, run_cells, setting_name, write_results
-    from feddm.analysis.tables import summarize, to_json
-    from feddm.runtime.rundir import next_free
+    from feddm.analysis.studies import choices, setting_name
+    from feddm.analysis.tables import summarize
 
     tried = {setting_name(choice): choice for choice in choices(axes)}
     configs = [
@@ -88,19 +84,16 @@ def tune(
         for seed in listed_seeds(seeds)
         for name, choice in tried.items()
     ]
-    check_seeds(configs)
-    check_ledgers(configs)
-    cells = [Cell(*named) for named in configs]
-    study = out or next_free(Path("runs"), f"tune-{base.algorithm}-{base.data.name}")
-    with shown(cells, study, quiet or json) as display:
-        rows = _best_first(summarize(run_cells(cells, study, display), ()))
-        write_results(study, cells, rows, command())
-        display.table(rows, study)
-        display.say(_keep_best(rows, tried, base.algorithm, study))
-        if report:
-            report_at_end(study, display)
-    if json:
-        print(to_json(rows))
+    run_study(
+        configs,
+        f"tune-{base.algorithm}",
+        out,
+        lambda results: _best_first(summarize(results, ())),
+        then=lambda results, rows, study: _keep_best(rows, tried, base.algorithm, study),
+        report=report,
+        quiet=quiet,
+        json=json,
+    )
 
 
 def paper_grid(config: Config) -> Mapping[str, Sequence[Any]]:

@@ -24,14 +24,14 @@ import torch
 
 from feddm.analysis.bench import processor
 from feddm.analysis.studies import Cell, StudyObserver, adopt, run_cells, write, write_results
-from feddm.analysis.tables import summarize
+from feddm.analysis.tables import Table, summarize
 from feddm.errors import RunDirectoryError
 from feddm.paper import cost, surrogate
 from feddm.paper.experiments import TITLES, Experiment
 from feddm.paper.pages import page
 from feddm.paper.pictures import draw_example, draw_runs, draw_synthetic
 from feddm.paper.scales import Scale, Tuned, scaled_down
-from feddm.paper.tables import Table, accuracies, minimisers, sizes, to_csv
+from feddm.paper.tables import accuracies, minimisers, sizes
 from feddm.runtime.build import build_dataset
 from feddm.runtime.results import finite
 
@@ -183,7 +183,7 @@ def _written(study: Path, plan: Plan, table: Table, pictures: list[Path]) -> Mad
         "pictures": [path.name for path in pictures if path.suffix == ".png"],
     }
     write(study / "paper.json", json.dumps(what, indent=2, allow_nan=False) + "\n")
-    write(study / "paper.csv", to_csv(table.records))
+    write(study / "paper.csv", table.to_csv())
     write(study / "paper.md", page(what))
     return Made(table, what, pictures)
 

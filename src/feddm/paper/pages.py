@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddm.paper.tables import to_markdown
+from feddm.analysis.tables import Table
 
 
 def page(what: Mapping[str, Any]) -> str:
@@ -32,7 +32,7 @@ def section(what: Mapping[str, Any], pictures: Sequence[str]) -> str:
     drawn = "".join(f"![{what['shows']}]({picture})\n" for picture in pictures)
     changes = ", ".join(f"`{change}`" for change in what["scaled_down"]) or "nothing"
     return (
-        f"    {what['command']}\n\n{to_markdown(what['titles'], what['lines'])}\n"
+        f"    {what['command']}\n\n{Table(what['titles'], what['lines']).to_markdown()}\n"
         + (f"{drawn}\n" if drawn else "")
         + "".join(f"- {note}\n" for note in what["notes"])
         + f"\nScaled down against the paper (scale {what['scale']}): {changes}.\n"

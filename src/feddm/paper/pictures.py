@@ -10,10 +10,10 @@ import torch
 
 from feddm.analysis.figures import draw_images, draw_lines, draw_panels
 from feddm.analysis.studies import write
-from feddm.analysis.tables import Curve, caption, curves, summarize
+from feddm.analysis.tables import Curve, caption, csv_text, curves, summarize
 from feddm.paper.experiments import Experiment
 from feddm.paper.surrogate import GRADIENT_STEP, Example
-from feddm.paper.tables import Runs, to_csv
+from feddm.paper.tables import Runs
 from feddm.runtime.synthetic_file import load_synthetic
 
 
@@ -41,7 +41,7 @@ def draw_runs(study: Path, experiment: Experiment, results: Runs) -> list[Path]:
                         "megabytes_up": sent / 1e6,
                     }
                 )
-    write(study / "curves.csv", to_csv(points))
+    write(study / "curves.csv", csv_text(points))
     about = [caption(summarize(results, ()))]
     about += ["dashed: the paper's accuracy after 20 rounds"] if levels else []
     drawn = {title: curves(runs) for title, runs in panels.items()}
@@ -90,7 +90,7 @@ def draw_example(study: Path, example: Example) -> list[Path]:
     marks = {name: (at, float(example.real.loss(at))) for name, at in found.items()}
     values = zip(w.tolist(), *lines.values(), strict=True)
     points = [dict(zip(("w", *lines), row, strict=True)) for row in values]
-    write(study / "surrogate.csv", to_csv(points))
+    write(study / "surrogate.csv", csv_text(points))
     return [
         draw_lines(w.tolist(), lines, marks, study / f"surrogate.{ending}", ("w", "loss"))
         for ending in ("png", "pdf")

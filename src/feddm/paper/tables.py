@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from feddm.analysis.tables import (
     Curve,
+    Table,
     accuracy_text,
     caption,
     is_private,
@@ -19,30 +18,9 @@ from feddm.analysis.tables import (
 from feddm.paper.cost import Count
 from feddm.paper.experiments import Experiment
 from feddm.paper.surrogate import GRADIENT_STEP, POINTS, SEED, SLIP, SYNTHETIC, Example
-from feddm.runtime.results import finite
 from feddm.runtime.wording import epsilon_cell
 
 Runs = Mapping[str, Sequence[Curve]]  # the records of each name and seed
-
-
-WORDS = ("", "method", "minimum of")  # titles of the columns that hold no numbers
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table to read, and the same for programs.
-
-    Args:
-        titles: Of the columns.
-        lines: The rows as text.
-        records: The rows as numbers.
-        notes: What a reader must know of these rows.
-    """
-
-    titles: list[str]
-    lines: list[list[str]]
-    records: list[dict[str, Any]]
-    notes: tuple[str, ...] = ()
 
 
 def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Table:
@@ -159,18 +137,3 @@ def minimisers(example: Example) -> Table:
         SLIP,
     )
     return Table(["minimum of", "w", "distance", "objective there"], lines, records, notes)
-
-
-def to_markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
-    marks = ["---" if title in WORDS else "---:" for title in titles]
-    return "".join("| " + " | ".join(line) + " |\n" for line in (titles, marks, *lines))
-
-
-def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns one line of numbers for each record."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, records[0] if records else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(finite(dict(record)) for record in records)
-    return file.getvalue()

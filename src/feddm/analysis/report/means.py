@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddm.analysis.report.runs import Method
-from feddm.analysis.tables import Row, summarize
+from feddm.analysis.tables import Row, csv_text, summarize
 from feddm.runtime.federation import RoundRecord
-from feddm.runtime.results import finite
 from feddm.runtime.wording import label
 
 
@@ -108,16 +105,20 @@ def epsilons(method: Method) -> list[float]:
 
 def to_csv(methods: Sequence[Method]) -> str:
     """Returns one line for each method, seed and round."""
-    file = io.StringIO()
     names = (
         *("accuracy", "loss", "floats_up", "floats_down", "bytes_up", "bytes_down"),
         *("client_seconds", "server_seconds", "epsilon", "delta", "unit", "privacy"),
     )
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("method", "seed", "round", *names))
-    for method in methods:
-        for run in method.runs:
-            for record in run.records:
-                values = finite([getattr(record, name) for name in names])
-                writer.writerow((method.name, run.config.seed, record.round, *values))
-    return file.getvalue()
+    return csv_text(
+        [
+            {
+                "method": method.name,
+                "seed": run.config.seed,
+                "round": record.round,
+                **{name: getattr(record, name) for name in names},
+            }
+            for method in methods
+            for run in method.runs
+            for record in run.records
+        ]
+    )
