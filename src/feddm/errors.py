@@ -5,7 +5,6 @@
     + UnfitAlgorithmError  the algorithm has nothing of the privacy that is asked for
   - DataError              a data set is missing, damaged or not what it should be
   - PartitionError         the data cannot be split as asked
-  - ModelError             the model cannot be built for these images
   - UploadError            a client's upload is not what the algorithm expects
   - EmptyRoundError        no client returned anything to learn from
   - EngineError            a client could not be run
@@ -35,10 +34,6 @@ class DataError(FedDMError):
 
 class PartitionError(FedDMError):
     """The data cannot be split as asked."""
-
-
-class ModelError(FedDMError):
-    """The model cannot be built for these images."""
 
 
 class UploadError(FedDMError):

@@ -18,7 +18,6 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-import feddm.api
 import feddm.cli
 import feddm.runtime.session
 from feddm.analysis.bench import ClientUpdate, Kernel, Memory, Report, Workers

@@ -17,7 +17,6 @@ from feddm.errors import (
     DataError,
     EngineError,
     LedgerError,
-    ModelError,
     UploadError,
 )
 from feddm.flower import wire
@@ -101,7 +100,7 @@ def test_a_round_is_worked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("error", [DataError, EngineError, ModelError, UploadError])
+@pytest.mark.parametrize("error", [DataError, EngineError, UploadError])
 def test_without_privacy_the_reason_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
 ) -> None:
