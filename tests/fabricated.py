@@ -83,6 +83,10 @@ def write_run(
     (folder / "config.toml").write_text(configuration.to_toml())
     (folder / "environment.json").write_text(json.dumps(environment or {"feddm": "0.1.0"}))
     (folder / "results.jsonl").write_text("".join(to_line(each) + "\n" for each in rounds))
+    if not configuration.privacy.guaranteed:
+        table = [[5] * 10] * configuration.partition.clients
+        partition = {"classes": list("0123456789"), "table": table}
+        (folder / "partition.json").write_text(json.dumps(partition))
     if images is not None:
         (folder / "synthetic.safetensors").write_bytes(images.to_bytes())
     return folder

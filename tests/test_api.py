@@ -236,6 +236,7 @@ class TestDirectory:
         assert names == {
             "config.toml",
             "environment.json",
+            "partition.json",
             "results.jsonl",
             "checkpoints",
             *FINAL_FILES,

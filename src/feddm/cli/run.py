@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,7 +60,8 @@ def run(
     try:
         with shown(directory, quiet, json) as display:
             observer = _logged(log, directory, display)
-            display.finished(execute(config, directory, observer).records, directory)
+            result = execute(config, directory, observer, arguments=sys.argv[1:])
+            display.finished(result.records, directory)
             if report:
                 report_at_end(directory, display)
     finally:

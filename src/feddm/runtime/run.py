@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 
 from feddm.config.schema import Config, resolve
 from feddm.core.examples import Normalization
+from feddm.data.partition import class_table
 from feddm.errors import RunDirectoryError
-from feddm.runtime.build import Setup, build_model
+from feddm.runtime.build import LocalSetup, Setup, build_model
 from feddm.runtime.federation import Federation, RoundPlan, RoundRecord, start
 from feddm.runtime.federation import run as run_rounds
 from feddm.runtime.model_file import TrainedModel
@@ -63,7 +65,11 @@ class Observer:
 
 
 def execute(
-    config: Config, out: Path | None, observer: Observer, opened: OpenSession = local_session
+    config: Config,
+    out: Path | None,
+    observer: Observer,
+    opened: OpenSession = local_session,
+    arguments: Sequence[str] = (),
 ) -> RunResult:
     """Runs a complete configuration, in a new run directory if one is named.
 
@@ -72,6 +78,7 @@ def execute(
         out: A new run directory.
         observer: Is told how it goes.
         opened: Opens the session with the clients; by default they are on this machine.
+        arguments: Arguments of the command line, if it was started there.
     """
     run = uuid.uuid4().hex
     with opened(config, run, {}) as session:
@@ -80,6 +87,8 @@ def execute(
         if out is None:
             return _go(session, fresh, [], None, observer)
         environment = _environment(session, run)
+        if arguments:
+            environment["arguments"] = list(arguments)
         with RunDirectory.create(out, setup.config, environment) as directory:
             return _go(session, fresh, [], directory, observer)
 
@@ -132,6 +141,8 @@ def _go(
     for text in setup.notices:
         observer.notice(text)
     observer.started(config, setup, records)
+    if directory is not None:
+        _write_partition(directory, setup)
     plan = RoundPlan(
         rounds=config.rounds,
         clients=config.partition.clients,
@@ -158,6 +169,15 @@ def _go(
         # The model last: whoever finds it may take the run for finished.
         directory.write("model.safetensors", result.model.to_bytes())
     return result
+
+
+def _write_partition(directory: RunDirectory, setup: Setup) -> None:
+    """Writes how many examples of each class each client has, unless that is protected."""
+    if setup.config.privacy.guaranteed or not isinstance(setup, LocalSetup):
+        return
+    table = class_table(setup.dataset.train.y.numpy(), setup.shards, len(setup.info.classes))
+    content = {"classes": list(setup.info.classes), "table": table.tolist()}
+    directory.write("partition.json", json.dumps(content).encode())
 
 
 def _result(

@@ -2,6 +2,7 @@
 
     config.toml               the complete configuration
     environment.json          versions, processor, a fingerprint of the data, and which ledger
+    partition.json            examples per client and class, unless privacy protects them
     results.jsonl             one line for each round
     checkpoints/round_00000012/
         state.safetensors     what the server knows after the round

@@ -84,3 +84,16 @@ class TestClientsElsewhere:
         told = summary.setup(method("far", records([0.5]), data__holdout=0.2))
         assert told["command"].startswith("flwr run")
         assert told["file"]
+
+
+class TestCommand:
+    def test_is_what_was_typed(self) -> None:
+        typed = {"arguments": ["run", "--dataset", "digits", "--out", "my runs"]}
+        told = summary.setup(method("one", records([0.5]), environment=typed))
+        assert told["command"] == "feddm run --dataset digits --out 'my runs'"
+        assert not told["file"]
+
+    def test_without_arguments_is_that_of_the_file(self) -> None:
+        told = summary.setup(method("one", records([0.5])))
+        assert told["command"] == "feddm run one-0/config.toml"
+        assert told["file"]

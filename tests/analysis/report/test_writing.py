@@ -14,7 +14,6 @@ from feddm.analysis.report import writing
 from feddm.analysis.report.runs import read
 from feddm.analysis.report.writing import collected, write_report
 from feddm.cli import app
-from feddm.data.datasets import fingerprint
 from feddm.errors import ConfigError, DataError, FedDMError
 from feddm.runtime.build import build_dataset, build_shards
 
@@ -46,28 +45,37 @@ def test_a_large_comparison_is_under_8_megabytes(tmp_path: Path) -> None:
     assert [len(sheet["clients"]) for sheet in data["sheets"]] == [100] * 6
 
 
-def test_the_split_is_made_again_from_the_configuration(tmp_path: Path) -> None:
-    configuration = config(partition__clients=4)
+def test_the_split_is_what_the_run_wrote_down(tmp_path: Path) -> None:
+    tiny.run_tiny(tmp_path / "run", rounds=1)
+    report = collected(read([tmp_path / "run"]))
+    configuration = report.methods[0].config
     dataset = build_dataset(configuration.data)
-    shards = build_shards(configuration.partition, dataset, 0)
-    known = {"data": fingerprint(dataset, shards)}
-    run = write_run(tmp_path / "run", records([0.5, 0.6]), configuration, environment=known)
-    report = collected(read([run]))
+    shards = build_shards(configuration.partition, dataset, configuration.seed)
     assert report.partition is not None
+    assert report.partition.classes == dataset.info.classes
     assert report.partition.table.sum(1).tolist() == [len(shard) for shard in shards]
     assert report.notes == ()
 
 
-def test_data_that_changed_are_not_shown(tmp_path: Path) -> None:
-    stale = {"data": "another"}
-    run = write_run(tmp_path / "run", records([0.5, 0.6]), config(), environment=stale)
+def test_a_run_without_a_partition_has_a_note(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", records([0.5, 0.6]), config())
+    (run / "partition.json").unlink()
     report = collected(read([run]))
     assert report.partition is None
     (note,) = report.notes
-    assert note == "Who has what is not shown: the data of digits have changed since the run."
+    assert note == "Who has what is not shown: run has no partition.json that can be read."
 
 
-def test_a_digest_that_nobody_else_can_compute_is_not_compared(tmp_path: Path) -> None:
+def test_a_private_run_writes_no_partition(tmp_path: Path) -> None:
+    private = {"privacy.mechanism": "features", "privacy.epsilon": 4.0, "synthesis.networks": 2}
+    settings = tiny.SETTINGS | private
+    tiny.run_tiny(tmp_path / "run", rounds=1, ledger=tmp_path / "ledger", set=settings)
+    assert not (tmp_path / "run" / "partition.json").exists()
+    report = collected(read([tmp_path / "run"]))
+    assert (report.partition, report.notes) == (None, ())
+
+
+def test_noise_without_a_guarantee_hides_nothing(tmp_path: Path) -> None:
     keyed = {"data": "under a key", "ledger_id": "1"}
     paper = config(privacy__mechanism="paper")
     run = write_run(tmp_path / "run", records([0.5, 0.6]), paper, environment=keyed)

@@ -5,10 +5,12 @@ A sheet is one PNG of equal tiles: a page takes a thousand images at the price o
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import torch
 
 from feddm.config.schema import Config
 from feddm.data.datasets import Dataset, fingerprint
-from feddm.data.partition import Shards, class_table
+from feddm.data.partition import Shards
 from feddm.errors import DataError
 from feddm.runtime.build import build_dataset, build_shards
 from feddm.runtime.session import ON_NODES
@@ -72,6 +74,15 @@ class Partition:
     table: npt.NDArray[np.int64]
     about: str
 
+    @classmethod
+    def read(cls, folder: Path, about: str) -> Partition:
+        """Returns what the run in this directory wrote down when it began."""
+        try:
+            content = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
+            return cls(tuple(content["classes"]), np.array(content["table"]), about)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{folder.name} has no partition.json that can be read") from error
+
 
 @dataclass(frozen=True)
 class Split:
@@ -95,12 +106,6 @@ class Split:
         if known is not None and known != fingerprint(dataset, shards):
             raise DataError(f"the data of {config.data.name} have changed since the run")
         return cls(dataset, shards)
-
-    def partition(self, about: str) -> Partition:
-        """Returns who has what."""
-        classes = self.dataset.info.classes
-        table = class_table(self.dataset.train.y.numpy(), self.shards, len(classes))
-        return Partition(classes, table, about)
 
 
 def sheet(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from feddm.analysis.report.command import command
 from feddm.analysis.report.means import mean_rounds, outcome
 from feddm.analysis.report.runs import Method
 from feddm.analysis.tables import accuracy_text, guarantees
@@ -230,16 +230,20 @@ def setup(method: Method) -> dict[str, Any]:
     """Returns how to run a method again."""
     config = method.config
     on_nodes = bool(config.data.own.classes or config.data.holdout)
-    short = None if on_nodes else command(config)
-    long = (
-        "flwr run my-app -c 'config=\"config.toml\"'" if on_nodes else "feddm run config.toml"
-    )
+    run = method.runs[0]
+    arguments = run.environment.get("arguments")
+    if on_nodes:
+        command = "flwr run my-app -c 'config=\"config.toml\"'"
+    elif arguments:
+        command = shlex.join(["feddm", *map(str, arguments)])
+    else:
+        command = shlex.join(["feddm", "run", f"{run.folder.name}/config.toml"])
     return {
         "name": method.name,
         "seeds": _all_of(run.config.seed for run in method.runs),
         "toml": config.to_toml(),
-        "command": short or long,
-        "file": short is None,
+        "command": command,
+        "file": on_nodes or not arguments,
     }
 
 
@@ -258,7 +262,7 @@ def versions(methods: Sequence[Method]) -> dict[str, str]:
 
     A digest of private data would confirm what somebody guesses, so it is not shown.
     """
-    hidden = {"run", "ledger", "ledger_id"}
+    hidden = {"run", "ledger", "ledger_id", "arguments"}
     if any(method.private for method in methods):
         hidden.add("data")
     runs = [run for method in methods for run in method.runs]

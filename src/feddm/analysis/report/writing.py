@@ -12,7 +12,8 @@ from feddm.analysis.report.pictures import Partition, Sheet, Split, sheet
 from feddm.analysis.report.runs import Found, Method, read
 from feddm.analysis.tables import caption, curves, summarize
 from feddm.config.schema import Config
-from feddm.errors import ConfigError, FedDMError, RunDirectoryError
+from feddm.errors import ConfigError, DataError, FedDMError, RunDirectoryError
+from feddm.runtime.session import ON_NODES
 from feddm.runtime.synthetic_file import load_synthetic
 
 NAME = "report.html"
@@ -75,8 +76,9 @@ def collected(found: Found, neighbours: bool = False) -> Report:
 
 def _partition(method: Method) -> Partition:
     run = method.runs[0]
-    split = Split.of(run.config, run.fingerprint)
-    return split.partition(f"{method.name}, seed {run.config.seed}")
+    if run.fingerprint == ON_NODES:
+        raise DataError("the nodes alone know")
+    return Partition.read(run.folder, f"{method.name}, seed {run.config.seed}")
 
 
 def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> list[Sheet]:
