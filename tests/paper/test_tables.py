@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from feddm.analysis.messages import MessageSize
+from feddm.analysis.costs import MessageSize
 from feddm.paper.cost import Count, counts
 from feddm.paper.experiments import Experiment, Run
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES, Reported

@@ -15,7 +15,7 @@ from feddm.data.catalog import described
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
-    from feddm.analysis.messages import MessageSize
+    from feddm.analysis.costs import MessageSize
 
 EXAMPLES = """\
 Examples:
@@ -53,7 +53,7 @@ def message_size(
     the three of the paper; without --preset, for the preset `paper`.
     """
     configs = _configs(given.with_preset(given.preset or "paper"))
-    from feddm.analysis.counting import baseline_sizes, feddm_size
+    from feddm.analysis.costs import baseline_sizes, feddm_size
     from feddm.runtime.build import build_dataset, check_formation
 
     first = configs[0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from feddm.analysis.counting import baseline_sizes, feddm_size
-from feddm.analysis.messages import MessageSize
+from feddm.analysis.costs import MessageSize, baseline_sizes, feddm_size
 from feddm.config.schema import Config, resolve
 from feddm.paper import published
 from feddm.paper.experiments import TITLES

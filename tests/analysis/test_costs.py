@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from feddm.analysis.messages import (
+from feddm.analysis.costs import (
     ImageSize,
     model_sizes,
     sums_size,
