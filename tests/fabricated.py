@@ -133,6 +133,10 @@ def write_study(
                 resolve(options={"algorithm": name, "seed": seed, "rounds": rounds}),
                 pictures,
             )
-    what = {"command": "feddm compare --out study", "cells": cells}
+    command = (
+        f"feddm compare --algorithms {','.join(names)} --seeds {','.join(map(str, seeds))} "
+        f"--dataset digits --clients 10 --alpha 0.5 --rounds {rounds} --out study"
+    )
+    what = {"command": command, "cells": cells}
     (folder / "study.json").write_text(json.dumps(what))
     return folder

@@ -92,9 +92,10 @@ class Summing:
             {"sum": {"value": value}}, {"last": {"value": value}}, {"before": float(before)}
         )
 
-    def check(self, upload: Records, download: Records) -> None:
+    def parse(self, upload: Records, download: Records) -> Records:
         if self.refuse >= 0 and upload["sum"]["value"] > self.refuse:
             raise UploadError("the sum is too large")
+        return upload
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick

@@ -66,8 +66,7 @@ def run(
         device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for a GPU if there is one.
         compile: Compile the model: ``on``, ``off``, or ``auto`` if the run is long.
         data_dir: Folder of the data sets.
-        preset: Values under all others: ``quick``, ``best``, ``small`` or
-            ``paper``.
+        preset: Values under all others: ``quick`` or ``paper``.
         set: Any other values by their keys, as ``{"server.lr": 0.1}``.
         out: A new run directory; without one nothing is written.
         observer: Is told how it goes.

@@ -61,10 +61,11 @@ def rounds(
             algorithm.local(download, data, memories.get(k, {}), generator(k, "t"), ignore)
             for k, data in enumerate(clients)
         ]
-        for result in results:
-            algorithm.check(result.upload, download)
         memories = {k: result.memory for k, result in enumerate(results)}
-        uploads = (Upload(k, result.upload) for k, result in enumerate(results))
+        uploads = (
+            Upload(k, algorithm.parse(result.upload, download))
+            for k, result in enumerate(results)
+        )
         state = algorithm.aggregate(state, uploads, generator(0, "s"), ignore)
         states.append(state)
         remembered.append(memories)

@@ -88,7 +88,10 @@ class TestEveryAlgorithm:
         memory = to_bytes(result.memory)
         algorithm.local(download, data, result.memory, generator(0, "c"), ignore)
         upload = to_bytes(result.upload)
-        algorithm.aggregate(state, [Upload(0, result.upload)], generator(0, "s"), ignore)
+        parsed = algorithm.parse(result.upload, download)
+        decoded = to_bytes(parsed)
+        algorithm.aggregate(state, [Upload(0, parsed)], generator(0, "s"), ignore)
+        assert to_bytes(parsed) == decoded
         assert to_bytes(state) == before
         assert to_bytes(result.memory) == memory
         assert to_bytes(result.upload) == upload
@@ -100,7 +103,7 @@ class TestEveryAlgorithm:
         download = algorithm.broadcast(state)
         data = DIGITS.train.subset(torch.arange(300))
         upload = algorithm.local(download, data, {}, generator(0, "c"), ignore).upload
-        algorithm.check(upload, download)
+        algorithm.parse(upload, download)
         for record, tensors in upload.items():
             for key, tensor in tensors.items():
                 bad = [torch.zeros(2, 3), tensor.to(torch.float64)]
@@ -109,10 +112,10 @@ class TestEveryAlgorithm:
                 for wrong in bad:
                     changed = {**upload, record: {**tensors, key: wrong}}
                     with pytest.raises(UploadError):
-                        algorithm.check(changed, download)
+                        algorithm.parse(changed, download)
             for wrong_records in ({}, {**upload, "more": tensors}):
                 with pytest.raises(UploadError):
-                    algorithm.check(wrong_records, download)
+                    algorithm.parse(wrong_records, download)
 
     def test_it_learns(self, name: str) -> None:
         settings = {"model.width": 16, "server.epochs": 20, "server.lr": 0.05, "local.lr": 0.05}
@@ -147,7 +150,7 @@ def test_sizes_and_coefficients_below_one_are_refused() -> None:
         data = DIGITS.train.subset(torch.arange(20))
         upload = algorithm.local(download, data, {}, generator(0, "c"), ignore).upload
         with pytest.raises(UploadError):
-            algorithm.check({**upload, record: {**upload[record], key: wrong}}, download)
+            algorithm.parse({**upload, record: {**upload[record], key: wrong}}, download)
 
 
 def test_real_sends_what_feddm_starts_from() -> None:

@@ -47,22 +47,6 @@ def test_baselines_by_hand() -> None:
     assert [size.num_bytes for size in model_sizes(100, 3)] == [1224, 1236, 2400]
 
 
-def test_images_that_hold_four() -> None:
-    # 13 examples are three stored images of four, 7 are one, 40 would be ten: at most five.
-    labels = np.array([0] * 13 + [1] * 7 + [2] * 40)
-    size = synthetic_size(
-        "FedDM",
-        labels,
-        lambda seed: [np.arange(60)],
-        range(1),
-        num_classes=3,
-        images_per_class=5,
-        min_class_size=4,
-        image=ImageSize(floats=10, num_bytes=11, holds=4),
-    )
-    assert (size.floats, size.num_bytes) == (90, 99)
-
-
 def test_noise_needs_no_examples() -> None:
     image = ImageSize(floats=10, num_bytes=11, holds=0)
     assert image.numbers(np.array([13, 7, 40]), 5).tolist() == [5, 5, 5]
@@ -82,7 +66,6 @@ def test_noisy_sizes_by_hand() -> None:
         min_class_size=10,
         image=ImageSize(floats=10, num_bytes=41, holds=0),
         class_noise=10.0,
-        packed=True,
     )
     assert size.what == "FedDM, 1.5 pairs"
     assert size.floats == pytest.approx(4 * 1.5 * 10)
@@ -90,14 +73,12 @@ def test_noisy_sizes_by_hand() -> None:
     # Both splits are the same, so what varies is whether a class is sent: p (1 - p) each.
     variance = 2 * 0.8413447 * 0.1586553 + 0.25
     assert size.std == pytest.approx(4 * math.sqrt(variance) * 10, rel=1e-6)
-    assert size.before_packing
 
 
 def test_sums_by_hand() -> None:
     # Two clients and three networks: of each of ten classes 64 features, 10 logits, a count.
     size = sums_size(2, 3, num_classes=10, features=64)
     assert (size.floats, size.num_bytes, size.std) == (4500, 18_000, 0)
-    assert not size.before_packing
 
 
 def test_the_papers_figures_are_whole_pairs() -> None:

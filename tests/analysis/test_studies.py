@@ -115,9 +115,9 @@ def test_what_is_wrong_with_the_last_cell_is_told_before_the_first_runs(
     tmp_path: Path,
 ) -> None:
     run_cells([cell("real", rounds=1)], tmp_path / "begun", Watching())
-    bad = resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3})
+    bad = resolve(options={"algorithm": "real"}, settings={"min_clients": 99})
     for study, last, says in (
-        ("new", Cell("bad", 0, bad), "must divide the sides"),
+        ("new", Cell("bad", 0, bad), "min_clients must be at most"),
         ("begun", cell("real", rounds=1, alpha=3.0), "other settings"),
     ):
         watching = Watching()

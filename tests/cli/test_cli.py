@@ -189,7 +189,7 @@ class TestMistakes:
             ),
             (
                 ["config", "--preset", "thesis"],
-                "preset must be one of quick, best, small, paper, got 'thesis'",
+                "preset must be one of quick, paper, got 'thesis'",
             ),
             (
                 ["run", "--workers", "many"],

@@ -212,9 +212,9 @@ def test_message_size_of_digits() -> None:
     "settings",
     [
         {},
-        {"synthesis.coding": "uint4", "server.weighting": "examples"},
-        {"synthesis.formation": 2, "synthesis.coding": "float16"},
-        {"synthesis.start": "noise", "synthesis.formation": 2, "synthesis.coding": "uint8"},
+        {"synthesis.coding": "uint8", "server.weighting": "examples"},
+        {"synthesis.coding": "float16"},
+        {"synthesis.start": "noise", "synthesis.coding": "uint8"},
     ],
     ids=str,
 )
@@ -237,7 +237,7 @@ def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
         (["--clients", "9"], None, None),
         (["--ipc", "9"], None, 456),
         (["--set", "synthesis.coding=float16"], None, 456),
-        (["--set", "synthesis.formation=2"], None, 456),
+        (["--set", "synthesis.start=noise"], None, 456),
         (["--set", "synthesis.min_class_size=9"], None, 456),
         (["--set", "partition.scheme=dirichlet-plain"], None, 456),
     ],
@@ -254,16 +254,6 @@ def test_message_size_shows_the_papers_figures_only_beside_its_settings(
     command = ["message-size", "--splits", "2", "--alpha", "0.5", "--json"]
     rows = json.loads(run(*command, *arguments))
     assert (rows[0]["paper"], rows[1]["paper"]) == (images, models)
-
-
-def test_message_size_is_before_packing() -> None:
-    command = ["message-size", "--splits", "2", "--alpha", "0.5"]
-    assert "packing" not in run(*command)
-    packed = [*command, "--set", "synthesis.packed=true"]
-    assert ", before packing\n" in run(*packed)
-    before = [row["before_packing"] for row in json.loads(run(*packed, "--json"))]
-    assert before == [True, False, False, False]
-    assert not any(row["before_packing"] for row in json.loads(run(*command, "--json")))
 
 
 class TestMessageSizeUnderPrivacy:
@@ -391,11 +381,6 @@ class TestMessageSizeUnderPrivacy:
         assert json.loads(run(*command, "--epsilon", "4"))[0]["paper"] is None
 
 
-def test_message_size_of_images_that_cannot_hold_others() -> None:
-    with pytest.raises(ConfigError, match="must divide the sides"):
-        run("message-size", "--set", "synthesis.formation=3")
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -438,10 +423,10 @@ def test_message_size_of_images_that_cannot_hold_others() -> None:
             ["ablate", "--change", "mine:server.lr=1", "--set", "data.validation=.2"],
             "data.validation cannot be set here",
         ),
-        (["ablate", "--change", "mine:synthesis.formation=3"], "must divide the sides"),
+        (["ablate", "--change", "mine:min_clients=11"], "min_clients must be at most 10"),
         (["compare", "--set", "seed=5", "--algorithms", "real"], "seed cannot be set to 5"),
         (["tune", "--grid", "local.lr=1", "--set", "seed=5"], "seed cannot be set to 5"),
-        (["tune", "--grid", "synthesis.formation=1,3"], "must divide the sides"),
+        (["tune", "--grid", "min_clients=1,11"], "min_clients must be at most 10"),
         (
             ["tune", "--grid", "local.lr=1", "--set", "data.validation=0"],
             "data.validation cannot be set here",

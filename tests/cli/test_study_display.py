@@ -48,7 +48,7 @@ def test_targets_are_left_out_at_last() -> None:
 
 
 def test_no_number_is_broken_on_80_columns() -> None:
-    names = ["augmentation+replay+second-moment", "base"]
+    names = ["augmentation+replay+smaller-steps", "base"]
     runs = {
         name: [[RoundRecord(1, accuracy, 1.0, 1, 1, 10**7, 10**8, 123.0, 0.5, ())]] * 2
         for name, accuracy in zip(names, (0.91234, 0.81234), strict=True)
@@ -77,7 +77,7 @@ def many_seeds(privacy: bool) -> list[Cell]:
     return [
         Cell(name, seed, resolve(settings=given))
         for seed in range(30)
-        for name in ("augmentation+replay+second-moment+and-more", "base")
+        for name in ("augmentation+replay+smaller-steps+and-more", "base")
     ]
 
 

@@ -127,21 +127,6 @@ def test_gradient_by_hand() -> None:
     assert images.flatten().tolist() == pytest.approx([0.4, 2.4])
 
 
-def test_straight_through_by_hand() -> None:
-    # Networks see .4 and 2.4 as 0 and 2, with the gradient -40 of above; what moves is .4, 2.4.
-    images, losses = synthesize(
-        MODEL, SYNTHETIC + 0.4, SLOTS, targets(), lr=0.01, steps=1, seen=torch.round
-    )
-    assert losses == [40.0]
-    assert images.flatten().tolist() == pytest.approx([0.8, 2.8])
-    # Those are seen as 1 and 3, whose mean is the real one: the second step moves nothing.
-    images, losses = synthesize(
-        MODEL, SYNTHETIC + 0.4, SLOTS, targets() * 2, lr=0.01, steps=2, seen=torch.round
-    )
-    assert losses == [40.0, 0.0]
-    assert images.flatten().tolist() == pytest.approx([0.8, 2.8])
-
-
 def test_momentum_by_hand() -> None:
     # After the first step m = 1.4; the gradient is -(2 (4 - 2.8) + 6 (12 - 8.4)) = -24 and the
     # velocity .5 * -40 - 24 = -44.
@@ -150,15 +135,6 @@ def test_momentum_by_hand() -> None:
     )
     assert losses == pytest.approx([40.0, 1.2**2 + 3.6**2])
     assert images.flatten().tolist() == pytest.approx([0.84, 2.84])
-
-
-def test_cosine_by_hand() -> None:
-    # Of two steps the first is whole and the second, at half of the way, is half: 24 / 2.
-    images, losses = synthesize(
-        MODEL, SYNTHETIC, SLOTS, targets() * 2, lr=0.01, schedule="cosine", steps=2
-    )
-    assert losses == pytest.approx([40.0, 1.2**2 + 3.6**2])
-    assert images.flatten().tolist() == pytest.approx([0.52, 2.52])
 
 
 def test_no_step_leaves_the_images_and_draws_no_network() -> None:
@@ -195,23 +171,6 @@ def test_means_do_not_depend_on_chunks() -> None:
         outputs = model(params, data[index].x)
         for mean, output in zip(means, outputs, strict=True):
             torch.testing.assert_close(mean[slot], output.mean(0), rtol=1e-4, atol=1e-5)
-
-
-def test_images_of_more_small_ones_than_fit_into_a_chunk() -> None:
-    # An image of 8x8 holds 64 of one pixel, enlarged to 64 equal ones. With a = 1 and b = 0 the
-    # loss of a class is 64 (mean - 1)^2, and its gradient 2 (mean - 1) a pixel: 0 - .25 * -2.
-    means = ClassMeans(torch.ones(2, 64), torch.zeros(2, 128))
-    images, losses = synthesize(
-        TwoParameters(),
-        torch.zeros(2, 1, 8, 8),
-        torch.tensor([0, 1]),
-        [Target(point(1.0, 0.0), means)],
-        lr=0.25,
-        steps=1,
-        formation=8,
-    )
-    torch.testing.assert_close(images, torch.full_like(images, 0.5))
-    assert losses == pytest.approx([2 * 64])
 
 
 class TestSampleNear:

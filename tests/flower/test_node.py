@@ -192,10 +192,8 @@ class TestKnownData:
             assert not remembers
             assert not node.settings.folder.exists()
 
-    @pytest.mark.parametrize("algorithm", ["scaffold", "feddm"])
-    def test_memory_has_the_same_bits(self, nodes: list[Node], algorithm: str) -> None:
-        warm = {} if algorithm == "scaffold" else {"synthesis.start": "last"}
-        config = configured(algorithm, warm)
+    def test_memory_has_the_same_bits(self, nodes: list[Node]) -> None:
+        config = configured("scaffold")
         setup, download, node = build(config), broadcast(config), nodes[1]
         with InProcess(setup.algorithm, setup.dataset.train, setup.shards) as engine:
             for number in (1, 2, 3):

@@ -23,7 +23,7 @@ from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
 
-CODED = {"synthesis.coding": "uint4", "synthesis.packed": True, "synthesis.start": "last"}
+REPLAYED = {"synthesis.coding": "uint8", "server.replay": 1}
 
 
 def config(algorithm: str = "feddm", rounds: int = 2, **settings: Any) -> Config:
@@ -68,7 +68,9 @@ def test_every_algorithm_has_the_bits_of_a_run_in_process(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "settings"), [("scaffold", {}), ("feddm", CODED)], ids=["scaffold", "last"]
+    ("algorithm", "settings"),
+    [("scaffold", {}), ("feddm", REPLAYED)],
+    ids=["scaffold", "replayed"],
 )
 def test_resumed_it_has_the_same_bits(
     algorithm: str, settings: dict[str, Any], tmp_path: Path

@@ -97,7 +97,7 @@ def test_tuning_does_not_change_the_experiment(name: str, key: str, value: objec
 
 
 def test_tuning_may_change_how_it_learns() -> None:
-    tuned = {"feddm": {"preset": "best", "server.lr": 0.02}}
+    tuned = {"feddm": {"preset": "paper", "server.lr": 0.02}}
     scales.check_tuned(EXPERIMENTS["real"], SCALES["small"], tuned)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from feddm.algorithms.feddm import FedDM
 from feddm.config.schema import Config, DataConfig, RuntimeConfig, resolve
 from feddm.core.compile import Accelerated
 from feddm.core.examples import Examples
@@ -116,74 +115,15 @@ def test_workers_are_never_more_than_clients() -> None:
     assert num_workers(RuntimeConfig(), 1) == 1
 
 
-class TestFormation:
-    """Whether images can hold others depends on their sides and on how many there are."""
-
-    @pytest.mark.parametrize(
-        ("settings", "says"),
-        [
-            (
-                {"synthesis.formation": 3},
-                "synthesis.formation must divide the sides of an image, 8 and 8; got 3",
-            ),
-            (
-                {"synthesis.formation": 4, "synthesis.min_class_size": 15},
-                "synthesis.formation 4 puts 16 real images into one, so "
-                "synthesis.min_class_size must be at least that, got 15",
-            ),
-        ],
-        ids=str,
-    )
-    def test_refused(self, settings: dict[str, Any], says: str) -> None:
-        with pytest.raises(ConfigError) as raised:
-            build(resolve(settings=settings))
-        assert str(raised.value) == says
-
-    def test_is_nothing_to_those_that_send_no_images(self) -> None:
-        for algorithm in ("fedavg", "scaffold"):
-            check(
-                resolve(options={"algorithm": algorithm}, settings={"synthesis.formation": 3})
-            )
-        with pytest.raises(ConfigError, match="must divide"):
-            check(resolve(options={"algorithm": "real"}, settings={"synthesis.formation": 3}))
-
-    def test_needs_no_data(self) -> None:
-        with pytest.raises(ConfigError, match="28 and 28; got 3"):
-            check(resolve(options={"dataset": "mnist"}, settings={"synthesis.formation": 3}))
-
-    def test_just_enough(self) -> None:
-        settings = {"synthesis.formation": 4, "synthesis.min_class_size": 16}
-        algorithm = build(resolve(settings=settings)).algorithm
-        assert isinstance(algorithm, FedDM)
-        assert algorithm.formation == 4
-
-
-def test_groups_are_not_those_of_the_last_round() -> None:
-    settings = {"synthesis.groups": 2, "synthesis.start": "last"}
-    with pytest.raises(
-        ConfigError, match=r"synthesis\.groups must be 1 if synthesis\.start is last"
-    ):
-        check(resolve(settings=settings))
-    check(resolve(settings=settings | {"synthesis.groups": 1}))
-    check(resolve(options={"algorithm": "fedavg"}, settings=settings))  # it has no images
-
-
 # A setting, its value, and the value of a field of the algorithm that is built with it.
 REACHED: list[tuple[str, Any, str, Any]] = [
-    ("synthesis.groups", 3, "synthesis.groups", 3),
-    ("synthesis.second_moment", 0.5, "synthesis.second_moment", 0.5),
     ("synthesis.distance", "relative", "synthesis.relative", True),
-    ("synthesis.schedule", "cosine", "synthesis.schedule", "cosine"),
-    ("synthesis.rounding", "straight-through", "synthesis.straight_through", True),
-    ("synthesis.formation", 2, "formation", 2),
     ("synthesis.coding", "uint8", "coding.type", "uint8"),
-    ("synthesis.packed", True, "coding.packed", True),
-    ("synthesis.start", "last", "synthesis.start", "last"),
+    ("synthesis.start", "noise", "synthesis.start", "noise"),
     ("synthesis.augment", True, "synthesis.augmentation.shift", 0.125),
     ("server.augment", True, "server_sgd.augmentation.shift", 0.125),
     ("server.schedule", "cosine", "server_sgd.schedule", "cosine"),
     ("server.replay", 3, "replay", 3),
-    ("server.replay_decay", 0.5, "replay_decay", 0.5),
     ("server.batch_size", 17, "server_sgd.batch_size", 17),
     ("server.weighting", "examples", "weighting", "examples"),
     ("local.augment", True, "local_sgd.augmentation.shift", 0.125),
@@ -206,38 +146,26 @@ def test_a_setting_reaches_the_algorithm(
     assert found({}) != expected
 
 
-@pytest.mark.parametrize(("learn", "coding"), [("client", "uint2"), ("server", "float32")])
+@pytest.mark.parametrize(("learn", "coding"), [("client", "uint8"), ("server", "float32")])
 def test_images_that_do_not_travel_are_not_rounded(learn: str, coding: str) -> None:
-    settings = {"privacy.learn": learn, "synthesis.coding": "uint2", "synthesis.packed": True}
+    settings = {"privacy.learn": learn, "synthesis.coding": "uint8"}
     config = resolve(
         options={"privacy": "features"}, settings=settings | {"privacy.noise_multiplier": 1.0}
     )
     built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
-    assert (built.coding.type, built.coding.packed) == (coding, learn == "client")
-
-
-# What a setting has no effect without.
-NEEDED: dict[str, dict[str, Any]] = {
-    "synthesis.rounding": {"synthesis.coding": "uint8"},
-    "server.replay_decay": {"server.replay": 1},
-}
+    assert built.coding.type == coding
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, value, *_ in REACHED])
 def test_a_setting_changes_what_comes_out(key: str, value: Any) -> None:
     algorithm = "fedavg" if key.startswith("local.") else "feddm"
     base, changed = (
-        run_tiny(algorithm=algorithm, set=SETTINGS | NEEDED.get(key, {}) | change)
-        for change in ({}, {key: value})
+        run_tiny(algorithm=algorithm, set=SETTINGS | change) for change in ({}, {key: value})
     )
     params = [run.model.params for run in (base, changed)]
-    same = all(torch.equal(params[0][name], params[1][name]) for name in params[0])
-    # Packing loses nothing: it is seen in bytes alone.
-    assert same == (key == "synthesis.packed")
+    assert not all(torch.equal(params[0][name], params[1][name]) for name in params[0])
     bytes_up = [run.records[-1].bytes_up for run in (base, changed)]
-    # Images that hold four real ones are fewer where a class has not enough of those.
-    fewer_bytes = key in ("synthesis.packed", "synthesis.coding", "synthesis.formation")
-    assert (bytes_up[1] < bytes_up[0]) == fewer_bytes
+    assert (bytes_up[1] < bytes_up[0]) == (key == "synthesis.coding")
 
 
 class TestRuntime:

@@ -251,7 +251,7 @@ NEIGHBOURS = {
 UNIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "weighted": {"weighting": "examples"},
-    "coded": {"weighting": "examples", "coding": Coding("uint8", True), "formation": 2},
+    "coded": {"weighting": "examples", "coding": Coding("uint8")},
 }
 
 
@@ -317,7 +317,7 @@ def test_only_numbers_of_the_upload_depend_on_examples(
         (entry,) = vault.entries()
         (line,) = (vault.folder / "uploads.jsonl").read_text().splitlines()
         logged = {k: v for k, v in json.loads(line).items() if k not in ("time", "sha256")}
-        algorithm.check(result.upload, download(algorithm))
+        algorithm.parse(result.upload, download(algorithm))
         seen.append(
             (
                 form(result.upload),

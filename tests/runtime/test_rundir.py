@@ -132,17 +132,16 @@ class TestCreate:
 class TestOpen:
     def test_a_setting_that_did_not_exist_yet_was_off(self, tmp_path: Path) -> None:
         """Whatever the preset of the run says about it today."""
-        options = {"dataset": "mnist"}
-        config = resolve(preset="best", options=options)
+        config = resolve(preset="quick", options={"dataset": "mnist"})
         run = RunDirectory.create(tmp_path / "run", config, ENVIRONMENT)
-        assert config.synthesis.formation > 1
+        assert config.synthesis.real_batch == 128
         file = run.path / "config.toml"
         lines = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(line for line in lines if not line.startswith("formation")))
+        file.write_text("".join(line for line in lines if not line.startswith("real_batch")))
         assert len(file.read_text().splitlines()) == len(lines) - 1
         before = RunDirectory.open(run.path).config()
-        assert before.synthesis.formation == 1
-        off = config.synthesis.model_copy(update={"formation": 1})
+        assert before.synthesis.real_batch == 256  # the paper's
+        off = config.synthesis.model_copy(update={"real_batch": 256})
         assert before == config.model_copy(update={"synthesis": off})
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:

@@ -99,24 +99,6 @@ def test_from_the_state_of_an_algorithm() -> None:
     assert weighted.examples.weight is not None
 
 
-def test_from_a_state_with_four_images_in_one() -> None:
-    state = {
-        "x": IMAGES,
-        "y": torch.tensor([1, 0], dtype=torch.uint8),
-        "client": torch.tensor([7, 3], dtype=torch.int32),
-        "weight": torch.tensor([6.0, 2.0]),
-    }
-    made = from_state(state, SET.classes, SET.normalization, formation=2)
-    # Each of its four pixels is an image of that color.
-    assert made.examples.x[:, 0].flatten(1).tolist() == [
-        [value] * 4 for value in IMAGES.flatten().tolist()
-    ]
-    assert made.examples.y.tolist() == [1] * 4 + [0] * 4
-    assert made.clients.tolist() == [7] * 4 + [3] * 4
-    assert made.examples.weight is not None
-    assert made.examples.weight.tolist() == [1.5] * 4 + [0.5] * 4  # 6 and 2 in all
-
-
 class TestRefused:
     def refuse(self, path: Path) -> str:
         with pytest.raises(DataError) as raised:

@@ -86,26 +86,6 @@ class TestPasses:
         found = passes(config(synthesis_real_batch="all"), TABLE)
         assert found == Round(clients, self.SERVER)
 
-    def test_groups(self) -> None:
-        # Three of each of four groups, or all of a class; and all once, to find the groups.
-        found = passes(config(synthesis_groups=4, synthesis_real_batch=3), TABLE)
-        clients = Passes(forward=7 * (12 + 5 + 12 + 10) + 67, images=7 * self.SENT)
-        assert found == Round(clients, self.SERVER)
-
-    def test_no_more_groups_than_images(self) -> None:
-        # Formation 2: of four examples an image, 3, 1, 10 and 2 of them; each is a group.
-        found = passes(
-            config(synthesis_groups=99, synthesis_real_batch=3, synthesis_formation=2), TABLE
-        )
-        assert found.clients.forward == 7 * (3 * 3 + 3 * 1 + 3 * 10 + 3 * 2) + 67
-
-    def test_a_class_with_fewer_examples_than_images_is_one_group(self) -> None:
-        # All get ten, so that the class with five stays whole.
-        found = passes(
-            config(synthesis_groups=4, synthesis_real_batch=2, synthesis_start="noise"), TABLE
-        )
-        assert found.clients.forward == 7 * (8 + 2 + 8 + 8) + 67
-
     def test_a_start_with_noise_has_all_images(self) -> None:
         found = passes(config(synthesis_start="noise"), TABLE)
         clients = Passes(forward=7 * 29, images=7 * 40)
@@ -151,22 +131,8 @@ class Counting(Around):
         ("feddm", {}),
         ("feddm", {"synthesis.networks": 2, "synthesis.start": "noise"}),
         ("feddm", {"synthesis.networks": 9, "synthesis.real_batch": "all"}),
-        ("feddm", {"synthesis.formation": 2, "synthesis.images_per_class": 3}),
-        ("feddm", {"synthesis.formation": 2, "synthesis.start": "noise"}),
-        ("feddm", {"synthesis.groups": 3, "synthesis.real_batch": "all"}),
-        ("feddm", {"synthesis.groups": 3, "synthesis.real_batch": 2}),
-        ("feddm", {"synthesis.groups": 99, "synthesis.real_batch": 2}),
-        (
-            "feddm",
-            {
-                "synthesis.groups": 4,
-                "synthesis.real_batch": 1,
-                "synthesis.formation": 2,
-                "synthesis.start": "noise",
-            },
-        ),
+        ("feddm", {"synthesis.real_batch": 2, "synthesis.images_per_class": 3}),
         ("real", {}),
-        ("real", {"synthesis.formation": 2}),
         ("fedavg", {}),
         ("scaffold", {}),
     ],

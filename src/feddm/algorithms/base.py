@@ -4,7 +4,7 @@
     every round:
         download = broadcast(state)                      server -> every client of the cohort
         result = local(download, data, memory, ...)      on the client; result.upload -> server
-        check(result.upload, download)                   on the server, before anything else
+        upload = parse(result.upload, download)          on the server, before anything else
         state = aggregate(state, uploads, ...)           on the server
 
 An algorithm is a frozen dataclass of its settings. All that changes is in the state, which the
@@ -45,7 +45,7 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent."""
+    """What one client sent, after `Algorithm.parse`."""
 
     client: int
     records: Records
@@ -82,17 +82,21 @@ class Algorithm(Protocol):
         With privacy, what depends on examples leaves through `noise` alone.
         """
 
-    def check(self, upload: Records, download: Records) -> None:
-        """Raises `UploadError` if `local` cannot have sent this for that download."""
+    def parse(self, upload: Records, download: Records) -> Records:
+        """Returns an upload decoded, as `aggregate` takes it.
+
+        Raises:
+            UploadError: If `local` cannot have sent this for that download.
+        """
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
     ) -> Records:
-        """Returns the next state from uploads, which come once and in the order of clients."""
+        """Returns the next state from parsed uploads; they come once, in client order."""
 
 
-def check_like(upload: Records, template: Records) -> None:
-    """Raises `UploadError` unless names, shapes and types are those of the template.
+def parse_like(upload: Records, template: Records) -> Records:
+    """Returns the upload, whose names, shapes and types must be those of the template.
 
     Numbers that are not finite are refused as well: one of them would spoil every average.
     """
@@ -110,6 +114,7 @@ def check_like(upload: Records, template: Records) -> None:
                 )
             if not tensor.isfinite().all():
                 raise UploadError(f"{record} {name} has numbers that are not finite")
+    return upload
 
 
 def _listed(records: Records) -> str:

@@ -20,17 +20,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from feddm.algorithms.base import LocalResult, Upload, check_like
-from feddm.algorithms.union import TrainsOnUnion, united
+from feddm.algorithms.base import LocalResult, Upload, parse_like
+from feddm.algorithms.feddm import TrainsOnUnion, united
 from feddm.core.augmentation import Augmentation, Transform, unchanged_images
 from feddm.core.examples import Examples
 from feddm.core.matching import ClassMeans, Target, sample_near, synthesize
-from feddm.core.models import Model
+from feddm.core.models import Model, num_features
 from feddm.core.tensors import Records, Tensors, moved
 from feddm.core.training import Tick
 from feddm.errors import EmptyRoundError
 from feddm.privacy.accounting import Event, Released
-from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means, totals_shape
+from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means
 from feddm.privacy.noise import digest
 from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Unit
@@ -191,7 +191,6 @@ class LearnsFromSums(TrainsOnUnion):
                 lr=self.image_steps.lr,
                 momentum=self.image_steps.momentum,
                 steps=self.image_steps.steps,
-                formation=self.formation,
                 tick=tick,
             )
         return Learned(images, classes.cpu().tolist(), slots, sizes[classes].cpu())
@@ -240,10 +239,12 @@ class ServerFedDM(LearnsFromSums):
         totals = torch.stack(self.release.noisy_totals(model, networks, data, noise))
         return LocalResult({"sums": {"totals": totals.float()}})
 
-    def check(self, upload: Records, download: Records) -> None:
-        model, networks = self.release.shown(self.model, download)
-        shape = totals_shape(model, networks[0].params)
-        check_like(upload, {"sums": {"totals": torch.zeros(len(networks), *shape)}})
+    def parse(self, upload: Records, download: Records) -> Records:
+        del download
+        classes = self.model.num_classes
+        features = self.release.projection or num_features(self.model)
+        shape = self.release.networks, classes, features + classes + 1
+        return parse_like(upload, {"sums": {"totals": torch.zeros(shape)}})
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
@@ -260,8 +261,8 @@ class ServerFedDM(LearnsFromSums):
         learned = self.images(model, networks, totals, rng, lambda done: tick(done / 2))
         if not learned.classes:
             raise EmptyRoundError("the noisy sums show no class that is large enough")
-        examples = self.pack(*learned)["examples"]
-        union = united([(0, self.decoded(examples))])
+        examples = TrainsOnUnion.parse(self, self.pack(*learned), download)["examples"]
+        union = united([(0, examples)])
         return self.learned(state, union, rng, lambda done: tick(0.5 + done / 2))
 
 

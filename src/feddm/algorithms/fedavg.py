@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from feddm.algorithms.base import LocalResult, Upload, check_like
+from feddm.algorithms.base import LocalResult, Upload, parse_like
 from feddm.algorithms.local_training import TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean
@@ -54,11 +54,9 @@ class FedAvg(TrainsLocally):
         upload = {"params": trained.params, "size": {"examples": torch.tensor(trained.size)}}
         return LocalResult(upload, metrics=trained.metrics)
 
-    def check(self, upload: Records, download: Records) -> None:
-        check_like(
-            upload, {"params": download["params"], "size": {"examples": torch.tensor(0)}}
-        )
-        check_size(upload)
+    def parse(self, upload: Records, download: Records) -> Records:
+        template = {"params": download["params"], "size": {"examples": torch.tensor(0)}}
+        return parse_sized(upload, template)
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
@@ -72,7 +70,9 @@ def size(upload: Upload) -> int:
     return int(upload.records["size"]["examples"])
 
 
-def check_size(upload: Records) -> None:
-    """Raises `UploadError` unless there is at least one example behind the upload."""
+def parse_sized(upload: Records, template: Records) -> Records:
+    """Returns the upload, which must be like the template and stand for some examples."""
+    upload = parse_like(upload, template)
     if upload["size"]["examples"] < 1:
         raise UploadError("an upload stands for at least one example")
+    return upload

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from feddm.algorithms.base import LocalResult, Upload, check_like
-from feddm.algorithms.fedavg import check_size, size
+from feddm.algorithms.base import LocalResult, Upload
+from feddm.algorithms.fedavg import parse_sized, size
 from feddm.algorithms.local_training import TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
@@ -58,16 +58,16 @@ class FedNova(TrainsLocally):
         }
         return LocalResult(upload, metrics=trained.metrics)
 
-    def check(self, upload: Records, download: Records) -> None:
+    def parse(self, upload: Records, download: Records) -> Records:
         template = {
             "direction": download["params"],
             "coefficient": {"a": torch.tensor(0.0)},
             "size": {"examples": torch.tensor(0)},
         }
-        check_like(upload, template)
-        check_size(upload)
+        upload = parse_sized(upload, template)
         if upload["coefficient"]["a"] <= 0:
             raise UploadError("the coefficient is above 0")
+        return upload
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from feddm.algorithms.base import LocalResult
-from feddm.algorithms.union import TrainsOnUnion
+from feddm.algorithms.feddm import TrainsOnUnion
 from feddm.core.examples import Examples
 from feddm.core.matching import sample_near
 from feddm.core.tensors import Records
@@ -106,7 +106,6 @@ class GradientFedDM(TrainsOnUnion):
                 params,
                 data.subset(sample.examples.to(images.device)),
                 release.most,
-                self.formation,
                 sample.sizes,
             )
             noisy = noise.added(step, total, release.most, release.noise_multiplier)

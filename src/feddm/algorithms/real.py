@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from feddm.algorithms.base import LocalResult
-from feddm.algorithms.union import TrainsOnUnion
+from feddm.algorithms.feddm import TrainsOnUnion
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records
 from feddm.core.training import Tick
@@ -40,7 +40,6 @@ class Real(TrainsOnUnion):
         classes, members = data.by_class(self.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())
-        number = self.real_images(members.counts)
-        images, slots = self.real_start(data, members, number, rng)
+        images, slots = self.real_start(data, members, rng)
         upload = self.pack(images, classes, slots, members.counts)
         return LocalResult(upload, metrics={"classes": len(classes), "images": len(images)})

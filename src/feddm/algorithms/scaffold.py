@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from feddm.algorithms.base import LocalResult, Upload, check_like
+from feddm.algorithms.base import LocalResult, Upload, parse_like
 from feddm.algorithms.local_training import TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
@@ -74,8 +74,10 @@ class Scaffold(TrainsLocally):
         }
         return LocalResult(upload, {"control": c_next}, trained.metrics)
 
-    def check(self, upload: Records, download: Records) -> None:
-        check_like(upload, {"update": download["params"], "control": download["control"]})
+    def parse(self, upload: Records, download: Records) -> Records:
+        return parse_like(
+            upload, {"update": download["params"], "control": download["control"]}
+        )
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from feddm.algorithms.feddm import label_dtype
 from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
-from feddm.algorithms.union import label_dtype
 from feddm.config.schema import Config, PartitionConfig
 from feddm.core.coding import Coding
 from feddm.core.models import Model, num_features, num_params
@@ -40,7 +40,6 @@ class MessageSize:
         num_bytes: Bytes with labels, on average.
         std: Standard deviation over splits and noise; 0 if it depends on neither.
         paper: What the paper says, if it says something about this.
-        before_packing: Whether less is sent, because images are packed on the way.
     """
 
     what: str
@@ -48,7 +47,6 @@ class MessageSize:
     num_bytes: float
     std: float = 0.0
     paper: int | None = None
-    before_packing: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ def synthetic_size(
     class_noise: float = 0.0,
     client_bytes: int = 0,
     paper: int | None = None,
-    packed: bool = False,
 ) -> MessageSize:
     """Returns what the clients of FedDM or REAL upload.
 
@@ -101,7 +98,6 @@ def synthetic_size(
         class_noise: Deviation of the noise on the size of a class, by which clients go.
         client_bytes: What a client sends once, whatever the number of its images.
         paper: What the paper says.
-        packed: Whether images are packed on the way.
     """
     images, variances, pairs, clients = [], [], [], 0
     for seed in seeds:
@@ -120,7 +116,6 @@ def synthetic_size(
         num_bytes=mean * image.num_bytes + clients * client_bytes,
         std=math.sqrt(between + statistics.fmean(variances)) * image.floats,
         paper=paper,
-        before_packing=packed,
     )
 
 
@@ -194,7 +189,6 @@ def feddm_size(
         class_noise=_class_noise(config),
         client_bytes=Coding(synthesis.coding).range_bytes(info.shape[0]),
         paper=paper,
-        packed=synthesis.packed,
     )
 
 
@@ -236,7 +230,7 @@ def _image_size(config: Config, shape: tuple[int, int, int], num_classes: int) -
     return ImageSize(
         floats=math.prod(shape) + weight,
         num_bytes=pixels + 4 * weight + label_dtype(num_classes).itemsize,
-        holds=0 if config.synthesis.start == "noise" else config.synthesis.formation**2,
+        holds=0 if config.synthesis.start == "noise" else 1,
     )
 
 

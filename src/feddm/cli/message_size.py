@@ -11,7 +11,6 @@ import typer
 
 from feddm.cli import options
 from feddm.config.schema import Config, ModelConfig, resolve
-from feddm.data.catalog import described
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ MODEL_KEYS = {"partition": ["clients"], "model": ModelConfig.model_fields}
 IMAGES_KEYS = {
     "data": ["validation"],
     "partition": ["clients", "scheme", "min_examples"],
-    "synthesis": ["images_per_class", "min_class_size", "formation", "start", "coding"],
+    "synthesis": ["images_per_class", "min_class_size", "start", "coding"],
     "server": ["weighting"],
 }
 
@@ -54,10 +53,9 @@ def message_size(
     """
     configs = _configs(given.with_preset(given.preset or "paper"))
     from feddm.analysis.costs import baseline_sizes, feddm_size
-    from feddm.runtime.build import build_dataset, check_formation
+    from feddm.runtime.build import build_dataset
 
     first = configs[0]
-    check_formation(first.synthesis, described(first.data).shape)
     data = build_dataset(first.data)
     rows = [feddm_size(config, data, splits, _papers_images(config)) for config in configs]
     rows += baseline_sizes(first, data, _papers_models(first))
@@ -80,10 +78,9 @@ def _configs(given: options.Given) -> list[Config]:
 def _show(config: Config, splits: int, rows: Sequence[MessageSize]) -> None:
     clients, mechanism = config.partition.clients, config.privacy.mechanism
     private = f", --privacy {mechanism}" if mechanism != "none" else ""
-    before = ", before packing" if any(row.before_packing for row in rows) else ""
     print(
         f"What {clients} clients upload in a round of {config.data.name}, {splits} splits"
-        f"{private}{before}"
+        f"{private}"
     )
     print(f"{'':<38}{'floats':>11} {'std':>8} {'paper':>11} {'MB':>7}")
     for row in rows:

@@ -74,8 +74,7 @@ CONFIGURATION: dict[str, Any] = {
         str | None,
         typer.Option(
             metavar="NAME",
-            help="quick: minutes; best and small: a quarter and a tenth of FedAvg's bytes; "
-            "paper: days on a CPU. Over a file, under the options.",
+            help="quick: minutes; paper: days on a CPU. Over a file, under the options.",
         ),
     ],
     "settings": Annotated[

@@ -1,9 +1,7 @@
 """Presets: named sets of values that lie under whatever a user says.
 
-``paper`` is the paper to the letter. ``quick`` is what a run uses by default: a narrower model,
-and far fewer steps, networks and epochs, for a first result in minutes. ``best`` and ``small``
-go beyond the paper: the highest accuracy at no more than a quarter and a tenth of the bytes
-that FedAvg uploads, counted for CIFAR10 and the paper's model and partition.
+``paper`` is the paper to the letter. ``quick`` is the default: a narrower model, and far fewer
+steps, networks and epochs, for a first result in minutes.
 """
 
 from __future__ import annotations
@@ -23,18 +21,12 @@ _PAPER: Values = {
         "steps": 1000,
         "lr": 1.0,
         "momentum": 0.0,
-        "schedule": "constant",
         "networks": "fresh",
         "real_batch": 256,
         "radius": 5.0,
         "start": "real",
-        "formation": 1,
-        "groups": 1,
-        "second_moment": 0.0,
         "distance": "squared",
         "coding": "float32",
-        "rounding": "final",
-        "packed": False,
         "min_class_size": 10,
         "augment": False,
     },
@@ -49,7 +41,6 @@ _PAPER: Values = {
         "weighting": "synthetic",
         "augment": False,
         "replay": 0,
-        "replay_decay": 1.0,
     },
     # The paper tunes lr in .001, .01, .1, epochs in 10, 15, 20 and mu in .01, .1, 1.
     "local": {
@@ -83,35 +74,6 @@ _QUICK: Values = {
     "local": {"epochs": 2, "momentum": 0.9},
 }
 
-# Chosen by the ablation in docs/better.md, and for CIFAR10 by what "Whole images again"
-# has there.
-_BEST: Values = {
-    "rounds": 20,
-    "model": {"width": 128},
-    "synthesis": {
-        "images_per_class": 24,
-        "steps": 25,
-        "lr": 1.0,
-        "networks": 4,
-        "real_batch": 256,
-        "formation": 2,
-        "coding": "uint4",
-        "packed": True,
-        "augment": True,
-    },
-    "server": {
-        "lr": 0.03,
-        "epochs": 10,
-        "batch_size": 64,
-        "schedule": "cosine",
-        "augment": True,
-        "replay": 2,
-    },
-    "local": {"lr": 0.03, "epochs": 5, "batch_size": 64},
-}
-
-_SMALL: Values = {"synthesis": {"images_per_class": 12}, "server": {"epochs": 20}}
-
 # SCAFFOLD is defined for plain SGD.
 _BY_ALGORITHM: dict[str, Values] = {"scaffold": {"local": {"momentum": 0.0}}}
 _BY_MODEL: dict[str, Values] = {"resnet18": {"model": {"norm": "group"}}}
@@ -137,46 +99,16 @@ _BY_DATASET: dict[str, dict[str, Values]] = {
         "cifar10": {"synthesis": _VARIED},
         "cifar100": {"synthesis": _VARIED},
     },
-    "best": {
-        # A quarter of 8x8 would be too little to see.
-        "digits": {"synthesis": {"formation": 1, "lr": 0.2}, "local": {"batch_size": 16}},
-        "mnist": {"synthesis": {"lr": 0.2}},
-        # Whole images that see how few levels they will have; and larger steps than the others
-        # take, which must not grow from round to round.
-        "cifar10": {
-            "synthesis": {
-                "images_per_class": 90,
-                "formation": 1,
-                "coding": "uint2",
-                "rounding": "straight-through",
-                "lr": 2000.0,
-                "networks": 10,
-                "distance": "relative",
-            },
-            "server": {"epochs": 20},
-        },
-        "cifar100": {"synthesis": {"images_per_class": 6}},
-    },
-    "small": {
-        # The same step for each of fewer images, and as many steps of the server.
-        "cifar10": {
-            "synthesis": {"images_per_class": 36, "lr": 800.0},
-            "server": {"epochs": 50},
-        },
-        "cifar100": {"synthesis": {"images_per_class": 2}},
-    },
 }
 
 # Each preset is what it says over those that stand before it.
 _LAYERS = {
     "paper": ("paper",),
     "quick": ("paper", "quick"),
-    "best": ("paper", "quick", "best"),
-    "small": ("paper", "quick", "best", "small"),
 }
-_GENERAL = {"paper": _PAPER, "quick": _QUICK, "best": _BEST, "small": _SMALL}
+_GENERAL = {"paper": _PAPER, "quick": _QUICK}
 
-PRESETS = ("quick", "best", "small", "paper")
+PRESETS = ("quick", "paper")
 
 
 def preset_values(preset: str, algorithm: str, dataset: str, model: str = "") -> Values:

@@ -23,11 +23,7 @@ class _Needed(NamedTuple):
 # Images begin as noise, learn from whole classes, and make smaller what was released.
 _GUARANTEED = {
     "start": _Needed("noise", "what begins with images of a client shows them"),
-    "groups": _Needed(1, "who is like whom is not released"),
-    "second_moment": _Needed(0, "squares are not among what is released"),
     "distance": _Needed("squared", "relative would divide by what is noisy"),
-    "schedule": _Needed("constant", "private steps are all of one size"),
-    "rounding": _Needed("final", "private steps do not see rounded images"),
 }
 _NEEDED = {
     "features": _GUARANTEED,

@@ -133,42 +133,20 @@ class SynthesisConfig(Section):
     steps: NonNegativeInt = Field(description="Steps on the images (T); 0 sends the start.")
     lr: PositiveFloat = Field(description="Learning rate on the images (eta_c).")
     momentum: Fraction = Field(description="Momentum on the images.")
-    schedule: Literal["constant", "cosine"] = Field(
-        description="cosine: the learning rate falls to 0 within a round."
-    )
     networks: PositiveInt | Literal["fresh"] = Field(
         description="Networks sampled once and used in turn; fresh: a new one every step."
     )
     real_batch: PositiveInt | Literal["all"] = Field(
-        description="Real images of a class, or of a group, that a network sees."
+        description="Real images of a class that a network sees."
     )
     radius: NonNegativeFloat = Field(description="Distance of the networks from w_r (rho).")
-    start: Literal["real", "noise", "last"] = Field(
-        description="First images: real ones, noise, or those of the client's last round."
-    )
-    formation: Annotated[int, Field(ge=1, le=8)] = Field(
-        description="An image holds so many small ones a side, enlarged before use."
-    )
-    groups: PositiveInt = Field(
-        description="A class is divided into so many groups of alike images, and synthetic "
-        "images match the mean of their group. 1: the class as a whole."
-    )
-    second_moment: NonNegativeFloat = Field(
-        description="Factor of the embedding's squares, matched as well; in the loss it "
-        "enters squared. 0: means alone."
-    )
+    start: Literal["real", "noise"] = Field(description="First images: real ones, or noise.")
     distance: Literal["squared", "relative"] = Field(
         description="What matching makes smaller. squared: the paper's. relative: that over "
         "the squared length of the real means, so that steps do not grow with the weights; it "
         "needs a larger lr."
     )
-    coding: Literal["float32", "float16", "uint8", "uint4", "uint2"] = Field(
-        description="How images travel."
-    )
-    rounding: Literal["final", "straight-through"] = Field(
-        description="Round to the coding at the end, or see rounded images at every step."
-    )
-    packed: bool = Field(description="Compress them on the way, without loss.")
+    coding: Literal["float32", "float16", "uint8"] = Field(description="How images travel.")
     min_class_size: PositiveInt = Field(
         description="A client leaves out a class with fewer real images."
     )
@@ -192,9 +170,6 @@ class ServerConfig(Section):
     )
     augment: bool = Field(description="Train on randomly changed images.")
     replay: NonNegativeInt = Field(description="Train on sets of so many rounds before, too.")
-    replay_decay: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="The weight of a set is times this for every round of its age."
-    )
 
 
 class LocalConfig(Section):
@@ -294,9 +269,7 @@ class Config(Section):
     """Everything that decides what a run computes."""
 
     algorithm: Algorithm = Field("feddm", description="What clients and server do.")
-    preset: Literal["quick", "best", "small", "paper"] = Field(
-        "quick", description="Values under all others."
-    )
+    preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
     seed: NonNegativeInt = Field(0, description="Everything random comes from it.")
     rounds: PositiveInt = Field(description="Rounds of communication.")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(

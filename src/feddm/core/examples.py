@@ -42,8 +42,7 @@ class Members:
     """Which examples belong to which class of a client, class after class.
 
     A *slot* is the place of a class among the classes that one client has: class 7 of a client
-    with classes 2, 5 and 7 is slot 2. Where classes are divided into groups, every group has a
-    slot of its own.
+    with classes 2, 5 and 7 is slot 2.
     """
 
     index: Tensor  # positions of the examples
@@ -54,12 +53,11 @@ class Members:
         """How many examples each slot has."""
         return torch.bincount(self.slots)
 
-    def sample(self, most: int | Tensor | None, rng: torch.Generator) -> Members:
+    def sample(self, most: int | None, rng: torch.Generator) -> Members:
         """Returns random examples of each slot without repeats.
 
         Args:
-            most: How many at most, one number for all slots or one for each; ``None`` takes
-                all of them.
+            most: Most examples of a slot; ``None`` takes all of them.
             rng: Draws them.
 
         >>> members = Members(torch.tensor([4, 7, 8, 9]), torch.tensor([0, 1, 1, 1]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,10 +18,9 @@ from torch import Tensor
 
 from feddm.core.augmentation import Augmentation, Transform, unchanged_images
 from feddm.core.examples import Examples, Members
-from feddm.core.formation import expanded
-from feddm.core.models import CHUNK, Around, Model, Outputs, chunks
+from feddm.core.models import CHUNK, Model, Outputs, chunks
 from feddm.core.tensors import Tensors, norm
-from feddm.core.training import Schedule, Tick, ignore, share_at
+from feddm.core.training import Tick, ignore
 
 Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their slots, step
 Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # of synthetic means from real ones
@@ -45,21 +43,6 @@ class Target(NamedTuple):
     params: Tensors
     means: ClassMeans
     transform: Transform = unchanged_images
-
-
-@dataclass(frozen=True)
-class Squares(Around):
-    """A model whose embedding has the squares of its numbers as well, times a factor.
-
-    With it, matching means also matches second moments, and so variances.
-    """
-
-    factor: float
-
-    def __call__(self, params: Tensors, x: Tensor) -> Outputs:
-        embedding, logits = self.model(params, x)
-        squares = self.factor * embedding.square()
-        return Outputs(torch.cat([embedding, squares], 1), logits)
 
 
 def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[str, Tensor]:
@@ -102,21 +85,13 @@ def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
 
     While the server trains, its weights grow, and outputs and their derivatives with them: the
     same learning rate takes longer and longer steps down `matching_loss`, until they overshoot.
-    Here a network whose outputs are twice as large has the same loss and the same gradient, as
-    long as no `Squares` are among them. A class whose real means are 0 has no unit, and does
-    not count.
+    Here a network whose outputs are twice as large has the same loss and the same gradient. A
+    class whose real means are 0 has no unit, and does not count.
     """
     gaps = (r - s for r, s in zip(real, synthetic, strict=True))
     distances = torch.stack([gap.square().sum(1) for gap in gaps]).sum(0)
     sizes = torch.stack([mean.square().sum(1) for mean in real]).sum(0)
     return (distances / sizes.clamp(min=_TINY))[sizes > _TINY].sum()
-
-
-def embeddings(model: Model, params: Tensors, data: Examples, index: Tensor) -> Tensor:
-    """Returns what a network makes of chosen examples: a row of features for each."""
-    with torch.no_grad():
-        parts = [model(params, data[part].x).embedding for part in chunks(index)]
-    return torch.cat(parts)
 
 
 def real_means(
@@ -179,10 +154,7 @@ def synthesize(
     *,
     lr: float,
     momentum: float = 0.0,
-    schedule: Schedule = "constant",
     steps: int,
-    formation: int = 1,
-    seen: Transform = unchanged_images,
     distance: Distance = matching_loss,
     perturb: Perturb = unperturbed,
     tick: Tick = ignore,
@@ -196,11 +168,7 @@ def synthesize(
         targets: A network and the real means for each step; those beyond `steps` are not drawn.
         lr: Learning rate on the images, ``eta_c``.
         momentum: Of SGD; 0 is the paper's.
-        schedule: How the learning rate goes on.
         steps: How many steps, ``T``; 0 returns the images as they are.
-        formation: Each image holds so many small ones a side.
-        seen: What networks see of the images; its derivative is taken to be 1, so that it may
-            be a step function.
         distance: What the steps make smaller: a sum over classes.
         perturb: Changes a gradient before the step.
         tick: Told how far the work is.
@@ -208,21 +176,19 @@ def synthesize(
     images = images.clone()
     velocity = torch.zeros_like(images)
     losses = []
-    groups = list(whole_slots(slots, max(1, CHUNK // formation**2)))
+    groups = list(whole_slots(slots, CHUNK))
     slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)
-        shown = seen(images)
-        lr_now = lr * share_at(schedule, step / steps)
         # The loss is a sum over classes, so a few classes at a time give the same gradient.
         for first, last, part in groups:
             means = ClassMeans(*(mean[first:last] for mean in target.means))
             part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, shown[part], slots[part] - first, part_of_target, formation, distance
+                model, images[part], slots[part] - first, part_of_target, distance
             )
             gradient = perturb(gradient, slots[part], step)
-            images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr_now)
+            images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
             loss += share
         losses.append(loss)
         tick((step + 1) / steps)
@@ -234,13 +200,11 @@ def image_gradient(
     images: Tensor,
     slots: Tensor,
     target: Target,
-    formation: int = 1,
     distance: Distance = matching_loss,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the distance with respect to the images, and the distance."""
     leaf = images.detach().requires_grad_()
-    outputs = model(target.params, target.transform(expanded(leaf, formation)))
-    slots = slots.repeat_interleave(formation**2)
+    outputs = model(target.params, target.transform(leaf))
     synthetic = class_means(outputs, slots, len(target.means.logits))
     loss = distance(target.means, synthetic)
     (gradient,) = torch.autograd.grad(loss, leaf)

@@ -45,12 +45,9 @@ class SGD:
         >>> SGD(lr=0.2, epochs=1, batch_size=1, schedule="cosine").lr_at(0.5)
         0.1
         """
-        return self.lr * share_at(self.schedule, fraction)
-
-
-def share_at(schedule: Schedule, fraction: float) -> float:
-    """Returns how much of a learning rate is left when this fraction of the steps is done."""
-    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * fraction)) / 2
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * fraction)) / 2
 
 
 @dataclass(frozen=True)

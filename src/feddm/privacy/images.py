@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from feddm.core.examples import Examples
-from feddm.core.formation import expanded
 from feddm.core.matching import class_means
 from feddm.core.models import Model
 from feddm.core.tensors import Tensors
@@ -33,7 +32,6 @@ def clipped_image_gradient_sum(
     params: Tensors,
     data: Examples,
     most: float,
-    formation: int = 1,
     sizes: Sequence[int] | None = None,
 ) -> Tensor:
     """Returns the sum of the units' gradients, each of length `most` at most.
@@ -47,13 +45,10 @@ def clipped_image_gradient_sum(
         params: The network.
         data: Real examples; none at all give 0.
         most: Length of a unit's gradient, ``C``.
-        formation: Each image holds so many small ones a side.
         sizes: How many examples each unit has, in their order; by default each has one.
     """
     leaf = images.detach().requires_grad_()
-    outputs = model(params, expanded(leaf, formation))
-    each = slots.repeat_interleave(formation**2)
-    ours = torch.cat(class_means(outputs, each, model.num_classes), 1)
+    ours = torch.cat(class_means(model(params, leaf), slots, model.num_classes), 1)
 
     def gradient(number: int) -> Tensor:
         one = alone(data, number)

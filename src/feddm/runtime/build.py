@@ -172,7 +172,7 @@ def build_device(config: Config) -> torch.device:
 
 def check(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
-    info = described(config.data)
+    described(config.data)
     check_precision(config.runtime.precision, build_device(config))
     check_min_clients(config)
     if config.data.holdout and config.privacy.mechanism != "none":
@@ -180,14 +180,6 @@ def check(config: Config) -> None:
         raise ConfigError(
             "data.holdout must be 0 with privacy: a node does not say then how well a model "
             "does on its examples"
-        )
-    if config.algorithm in ("feddm", "real"):  # others send no images
-        check_formation(config.synthesis, info.shape)
-    together = config.synthesis.groups > 1 and config.synthesis.start == "last"
-    if config.algorithm == "feddm" and together:
-        raise ConfigError(
-            "synthesis.groups must be 1 if synthesis.start is last: groups are made anew every "
-            "round"
         )
 
 
@@ -198,21 +190,6 @@ def check_min_clients(config: Config) -> None:
         raise ConfigError(
             f"min_clients must be at most {cohort}, the clients of a round, got "
             f"{config.min_clients}"
-        )
-
-
-def check_formation(config: SynthesisConfig, shape: tuple[int, int, int]) -> None:
-    """Raises `ConfigError` unless images of that shape can hold as many as is asked for."""
-    factor, (_, height, width) = config.formation, shape
-    if height % factor or width % factor:
-        raise ConfigError(
-            f"synthesis.formation must divide the sides of an image, {height} and {width}; "
-            f"got {factor}"
-        )
-    if config.min_class_size < factor**2:
-        raise ConfigError(
-            f"synthesis.formation {factor} puts {factor**2} real images into one, so "
-            f"synthesis.min_class_size must be at least that, got {config.min_class_size}"
         )
 
 
@@ -320,10 +297,8 @@ def build_algorithm(config: Config, model: Model, device: torch.device = CPU) ->
         "server_radius": config.server.radius,
         "weighting": config.server.weighting,
         "device": device,
-        "coding": Coding(config.synthesis.coding, config.synthesis.packed),
-        "formation": config.synthesis.formation,
+        "coding": Coding(config.synthesis.coding),
         "replay": config.server.replay,
-        "replay_decay": config.server.replay_decay,
     }
     if config.algorithm == "real":
         return Real(**union)
@@ -346,11 +321,7 @@ def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synt
         real_batch=None if config.real_batch == "all" else config.real_batch,
         radius=config.radius,
         start=config.start,
-        groups=config.groups,
-        second_moment=config.second_moment,
-        schedule=config.schedule,
         relative=config.distance == "relative",
-        straight_through=config.rounding == "straight-through",
         augmentation=augmentation if config.augment else None,
     )
 

@@ -327,7 +327,7 @@ class Intake:
     def _checked(self, reply: Reply | Dropout) -> Upload:
         if isinstance(reply, Dropout):
             raise UploadError(reply.reason)
-        self.algorithm.check(reply.upload, self.download)
+        parsed = self.algorithm.parse(reply.upload, self.download)
         self.records.append(
             ClientRecord(
                 client=reply.client,
@@ -337,7 +337,7 @@ class Intake:
                 metrics=dict(reply.metrics),
             )
         )
-        return Upload(reply.client, reply.upload)
+        return Upload(reply.client, parsed)
 
     def _lose(self, client: int, reason: str) -> None:
         self.dropouts.append(Dropout(client, reason))

@@ -202,7 +202,7 @@ def _result(
         ),
         synthetic=None
         if synthetic is None
-        else from_state(synthetic, info.classes, normalization, config.synthesis.formation),
+        else from_state(synthetic, info.classes, normalization),
         directory=None if directory is None else directory.path,
     )
 

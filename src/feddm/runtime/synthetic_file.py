@@ -12,7 +12,6 @@ from pathlib import Path
 from torch import Tensor
 
 from feddm.core.examples import Examples, Normalization
-from feddm.core.formation import expanded
 from feddm.core.tensors import Tensors, described, read_described
 from feddm.errors import DataError
 
@@ -61,25 +60,12 @@ class SyntheticSet:
 
 
 def from_state(
-    synthetic: Tensors,
-    classes: tuple[str, ...],
-    normalization: Normalization,
-    formation: int = 1,
+    synthetic: Tensors, classes: tuple[str, ...], normalization: Normalization
 ) -> SyntheticSet:
-    """Returns the set that an algorithm keeps in its state, with small images enlarged.
-
-    Small ones share what their image stood for, so that weights still add up to all of it.
-    """
-    small = formation**2
-    rest = {
-        name: synthetic[name].repeat_interleave(small)
-        for name in ("y", "client", "weight")
-        if name in synthetic
-    }
-    images = expanded(synthetic["x"], formation)
-    weight = rest["weight"] / small if "weight" in rest else None
-    examples = Examples(images, rest["y"].long(), weight=weight)
-    return SyntheticSet(examples, rest["client"], classes, normalization)
+    """Returns the set that an algorithm keeps in its state."""
+    weight = synthetic.get("weight")
+    examples = Examples(synthetic["x"], synthetic["y"].long(), weight=weight)
+    return SyntheticSet(examples, synthetic["client"], classes, normalization)
 
 
 def load_synthetic(path: str | Path) -> SyntheticSet:

@@ -64,10 +64,9 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
     synthesis = config.synthesis
     large = table >= synthesis.min_class_size
     # With real images as the start, a class with fewer than ipc of them sends what it has.
-    small = synthesis.formation**2
-    sent = np.minimum(table, synthesis.images_per_class * small) // small * small
+    sent = np.minimum(table, synthesis.images_per_class)
     if synthesis.start == "noise" and config.algorithm == "feddm":
-        sent = np.full_like(table, synthesis.images_per_class * small)
+        sent = np.full_like(table, synthesis.images_per_class)
     images = share * float(sent[large].sum())
     # The first rounds have no earlier sets, or few, to replay.
     sets = statistics.fmean(
@@ -78,18 +77,13 @@ def passes(config: Config, table: np.ndarray[Any, Any]) -> Round:
         return Round(Passes(), server)
     batch = table
     if synthesis.real_batch != "all":
-        stored = sent // small
-        groups = np.where(stored <= table, np.minimum(synthesis.groups, stored), 1)
-        # Groups are taken to be equal, which they nearly are.
-        batch = np.minimum(table, synthesis.real_batch * groups)
+        batch = np.minimum(table, synthesis.real_batch)
     networks = (
         synthesis.steps
         if synthesis.networks == "fresh"
         else min(synthesis.networks, synthesis.steps)
     )
     real = share * float(batch[large].sum()) * networks
-    if synthesis.groups > 1:  # every example is looked at once, to find those that are alike
-        real += share * float(table[large].sum())
     return Round(Passes(forward=real, images=images * synthesis.steps), server)
 
 

@@ -15,7 +15,10 @@ def test_a_study_is_its_methods_in_the_order_of_the_command(tmp_path: Path) -> N
     found = read([study])
     assert [method.name for method in found.methods] == ["real", "feddm"]
     assert [[run.config.seed for run in m.runs] for m in found.methods] == [[0, 7], [0, 7]]
-    assert found.command == "feddm compare --out study"
+    assert found.command == (
+        "feddm compare --algorithms real,feddm --seeds 0,7 --dataset digits --clients 10 "
+        "--alpha 0.5 --rounds 2 --out study"
+    )
     assert found.notes == ()
 
 
