@@ -73,7 +73,7 @@ study-quick: dev  ## how many networks and steps, on a validation split
 CIFAR = --dataset cifar10 --alpha 0.5 --compile on
 
 study-uint8: dev  ## are bytes as good as floats?
-	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:synthesis.coding=uint8 --out runs/$@
+	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:coding=uint8 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 TUNE = $(BIN)/feddm tune $(CIFAR) --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64

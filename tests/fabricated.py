@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from feddm.analysis.report.runs import Method, Run
-from feddm.config.schema import Config, PrivacyConfig, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config, PrivacySettings
 from feddm.core.examples import Examples, Normalization
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.results import to_line
@@ -40,7 +41,7 @@ def records(accuracies: Iterable[float], **fields: Any) -> tuple[RoundRecord, ..
 
 
 def private_records(
-    accuracies: Iterable[float], epsilon: float, privacy: PrivacyConfig
+    accuracies: Iterable[float], epsilon: float, privacy: PrivacySettings
 ) -> tuple[RoundRecord, ...]:
     """Returns rounds of a private run, all of which end with the same epsilon."""
     return tuple(promised(each, epsilon, privacy) for each in records(accuracies))
@@ -50,6 +51,13 @@ def config(rounds: int = 2, **settings: Any) -> Config:
     """Returns a configuration; ``server__lr=0.1`` is ``server.lr = 0.1``."""
     named = {key.replace("__", "."): value for key, value in settings.items()}
     return resolve(settings={"rounds": rounds, **named})
+
+
+def privacy(**settings: Any) -> PrivacySettings:
+    """Returns the privacy of a configuration that has some."""
+    found = config(**settings).privacy
+    assert found is not None
+    return found
 
 
 def method(
@@ -83,7 +91,7 @@ def write_run(
     (folder / "config.toml").write_text(configuration.to_toml())
     (folder / "environment.json").write_text(json.dumps(environment or {"feddm": "0.1.0"}))
     (folder / "results.jsonl").write_text("".join(to_line(each) + "\n" for each in rounds))
-    if not configuration.privacy.guaranteed:
+    if not configuration.guaranteed:
         table = [[5] * 10] * configuration.partition.clients
         partition = {"classes": list("0123456789"), "table": table}
         (folder / "partition.json").write_text(json.dumps(partition))

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from feddm.algorithms.base import Algorithm
-from feddm.algorithms.feature_feddm import (
-    FeatureFedDM,
-    FeatureRelease,
-    ImageSteps,
-    ServerFedDM,
-)
-from feddm.algorithms.fedavg import FedAvg
-from feddm.algorithms.fednova import FedNova
-from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.gradient_feddm import GradientFedDM, GradientRelease
-from feddm.algorithms.scaffold import Scaffold
+from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context
+from feddm.config.presets import merged
+from feddm.config.registry import find_algorithm
+from feddm.config.schema import PrivacySettings
 from feddm.core.examples import Examples
 from feddm.core.models import ConvNet, Model
 from feddm.core.seeding import generator
 from feddm.core.tensors import CPU, Records, Tensors
-from feddm.core.training import SGD
-from feddm.privacy.features import Bound
-from feddm.privacy.gradients import PrivateSGD
+from feddm.privacy.features import FeatureSettings
+from feddm.privacy.gradients import GradientSettings
 from feddm.privacy.noise import Secret
 from feddm.privacy.release import Noise
 
@@ -35,6 +27,8 @@ OTHER_SECRET = Secret(bytes(reversed(range(32))), for_tests=True)
 # Where images are learned from sums of features, or gradients have noise.
 BASELINES = ("fedavg", "fedprox", "fednova", "scaffold")
 NAMES = ("features", "server", "gradients", *BASELINES)
+# With a projection to 5 numbers and 3 logits, the bound of features is 3.
+CLIP = 3.0 / math.sqrt(8)
 
 
 def built(
@@ -44,35 +38,46 @@ def built(
     model: Model = MODEL,
     rate: float = 1.0,
     steps: int = 2,
-    **union: Any,
+    clip: float | None = None,
+    device: torch.device = CPU,
+    **settings: Any,
 ) -> Algorithm:
-    """Returns a private algorithm with so much noise."""
-    sgd = SGD(lr=0.5, epochs=1, batch_size=8)
-    private = PrivateSGD(sgd, steps, rate, 10.0 * rate, 1.0, multiplier)
-    if name == "fedavg":
-        return FedAvg(model, sgd, private=private)
-    if name == "fedprox":
-        return FedProx(model, sgd, 0.5, private=private)
-    if name == "fednova":
-        return FedNova(model, sgd, private=private)
-    if name == "scaffold":
-        return Scaffold(model, sgd, 1.0, clients=2, private=private)
-    settings: dict[str, Any] = {
-        "model": model,
+    """Returns a private algorithm with so much noise; ``server`` is FedDM that learns there.
+
+    Args:
+        name: One of `NAMES`.
+        multiplier: Noise multiplier.
+        model: The model.
+        rate: Sample rate of DP-SGD.
+        steps: Steps of DP-SGD.
+        clip: Clipping norm, if not the usual one.
+        device: Where the server trains.
+        settings: Settings of the algorithm, over those of these tests.
+    """
+    algorithm = name if name in BASELINES else "feddm"
+    noise: dict[str, Any] = {"noise_multiplier": multiplier}
+    if clip is not None:
+        noise["clip"] = clip
+    privacy: PrivacySettings
+    own: dict[str, Any] = {
         "images_per_class": 2,
         "min_class_size": 2,
-        "server_sgd": sgd,
-        "server_radius": 5.0,
-        "weighting": "synthetic",
-        "device": CPU,
-    } | union
-    if name == "gradients":
-        release = GradientRelease(steps, 1.0, rate, 3.0 * rate, 1.0, multiplier, multiplier)
-        return GradientFedDM(**settings, release=release, lr=1.0, momentum=0.5)
-    features = FeatureRelease(2, 1.0, Bound(3.0), multiplier, projection=5)
-    kind = {"features": FeatureFedDM, "server": ServerFedDM}[name]
-    return cast(
-        Algorithm, kind(**settings, release=features, image_steps=ImageSteps(3, 1.0, 0.5))
+        "server": {"lr": 0.5, "epochs": 1, "batch_size": 8},
+        "synthesis": {"lr": 1.0, "momentum": 0.5, "radius": 1.0},
+    }
+    if name in ("features", "server"):
+        noise["learn"] = "server" if name == "server" else "client"
+        privacy = FeatureSettings(**{"projection": 5, "clip": CLIP, **noise})
+        own["synthesis"] |= {"networks": 2, "steps": 3}
+    else:
+        privacy = GradientSettings(**noise, steps=steps, sample_rate=rate)
+        own["count_multiplier"] = multiplier
+    if algorithm != "feddm":
+        own = {"local": {"lr": 0.5}, "mu": 0.5} if name == "fedprox" else {"local": {"lr": 0.5}}
+    kind = cast(type[ConfiguredAlgorithm], find_algorithm(algorithm))
+    return kind.build(
+        kind.settings_type(privacy.mechanism).model_validate(merged(own, settings)),
+        Context(model, clients=2, examples=9.0, privacy=privacy, device=device),
     )
 
 

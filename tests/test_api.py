@@ -3,7 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ import torch
 
 import feddm
 import feddm.api
-from feddm.config.schema import OPTIONS, Config, load_toml, resolve
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import OPTIONS, load_toml, resolve
+from feddm.config.schema import Config
 from feddm.core.metrics import evaluate
 from feddm.data.datasets import fingerprint, load
 from feddm.errors import ConfigError, RunDirectoryError
@@ -145,7 +147,9 @@ class TestRun:
     def test_a_file_and_its_values_are_the_same(self, tmp_path: Path) -> None:
         file = tmp_path / "tiny.toml"
         file.write_text(
-            resolve(options={"rounds": 1, "clients": 2}, settings=SETTINGS).to_toml()
+            resolve(
+                options={"rounds": 1, "clients": 2}, settings=SETTINGS, shared=True
+            ).to_toml()
         )
         results = [
             feddm.run(config, workers=1) for config in (file, str(file), load_toml(file))
@@ -162,7 +166,7 @@ class TestRun:
             feddm.api, "execute", lambda config, out, observer: seen.append(config)
         )
         options: dict[str, Any] = {
-            "algorithm": "fedavg",
+            "algorithm": "feddm",
             "dataset": "mnist",
             "clients": 17,
             "alpha": 0.07,
@@ -183,13 +187,16 @@ class TestRun:
         assert set(options) == set(OPTIONS)
         feddm.run(**options, preset="paper", set={"server.lr": 0.5})
         feddm.run(**options | {"data_dir": Path("somewhere")})
+        feddm.run(algorithm="fedavg")
         # A run may be resumed from another folder.
         options["data_dir"] = str(Path("somewhere").absolute())
         options["ledger"] = str(Path("elsewhere").absolute())
         assert seen == [
             resolve(None, "paper", options, {"server.lr": 0.5}),
             resolve(options=options),
+            resolve(options={"algorithm": "fedavg"}),
         ]
+        assert seen[2].algorithm.name == "fedavg"
 
     def test_a_compiler_that_does_not_work_is_told_and_done_without(
         self, monkeypatch: pytest.MonkeyPatch
@@ -379,7 +386,7 @@ class TestResume:
         before = (stopped / "results.jsonl").read_bytes()
         config = stopped / "config.toml"
         config.write_text(config.read_text().replace("alpha = 0.5", "alpha = 0.4"))
-        with pytest.raises(RunDirectoryError, match="not those that the run began with"):
+        with pytest.raises(RunDirectoryError, match="have changed since the run began"):
             resume(stopped)
         assert (stopped / "results.jsonl").read_bytes() == before
 
@@ -415,8 +422,8 @@ class TestResume:
         resume(stopped, observer=log)
         capability = torch.backends.cpu.get_cpu_capability()
         assert log.notices == [
-            f"since the run began: torch 1.0 -> {torch.__version__}, "
-            f"cpu ABACUS -> {capability}; bits may differ"
+            f"changed since the run began: torch 1.0 -> {torch.__version__}, "
+            f"cpu ABACUS -> {capability}; results may not be bit-identical"
         ]
         assert_same_run(stopped, whole)  # here they do not
 
@@ -430,7 +437,7 @@ class TestResume:
         assert (stopped / "results.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("algorithm", get_args(Config.model_fields["algorithm"].annotation))
+@pytest.mark.parametrize("algorithm", algorithm_names())
 def test_every_algorithm_can_be_interrupted(tmp_path: Path, algorithm: str) -> None:
     # Two of three clients a round: one that rests keeps what it remembers.
     options: dict[str, Any] = {"algorithm": algorithm, "rounds": 3, "participation": 0.67}

@@ -5,19 +5,55 @@ from pathlib import Path
 
 import pytest
 
-from feddm.config.schema import resolve
+from feddm.config.registry import (
+    algorithm_names,
+    find_algorithm,
+    find_mechanism,
+    mechanism_names,
+)
+from feddm.config.resolve import flat, load_toml, resolve
+from feddm.errors import UnfitAlgorithmError
 from feddm.paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "docs" / "studies"
 
 
-@pytest.mark.parametrize("section", ["synthesis", "server", "local", "privacy"])
-def test_every_setting_is_on_a_page(section: str) -> None:
+@pytest.mark.parametrize("mechanism", [None, *mechanism_names()])
+@pytest.mark.parametrize("algorithm", algorithm_names())
+def test_every_setting_is_on_a_page(algorithm: str, mechanism: str | None) -> None:
+    try:
+        kind = find_algorithm(algorithm).settings_type(mechanism)
+    except UnfitAlgorithmError:
+        return  # they do not go together
+    keys = [key for key in flat(kind().model_dump()) if key != "name"]
+    assert len(keys) > 1
+    if mechanism is not None:
+        keys += [f"privacy.{key}" for key in find_mechanism(mechanism).model_fields]
     text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
-    for key in resolve().model_dump()[section]:
+    for key in keys:
+        section, _, last = key.rpartition(".")
         # Written out, or after another one of its section.
-        assert re.search(rf"`{section}\.{key}\b|`{section}\.\w+`[^\n|]*`\.{key}\b", text), key
+        after = rf"|`{section}\.\w+`[^\n|]*`\.{last}\b" if section else ""
+        assert re.search(rf"`{re.escape(key)}\b{after}", text), key
+
+
+def test_no_page_sets_what_no_algorithm_has() -> None:
+    kinds = [find_algorithm(name).settings_type(None) for name in algorithm_names()]
+    known = {key for kind in kinds for key in flat(kind().model_dump())}
+    docs = ROOT / "docs"
+    pages = [ROOT / "README.md", ROOT / "Makefile", *docs.rglob("*.md"), *docs.rglob("*.json")]
+    text = "".join(page.read_text() for page in pages)
+    named = set(re.findall(r"[`= :]((?:synthesis|server|local)\.[a-z_]+)\b", text))
+    assert len(named) > 20
+    assert named <= known | {"server.crt", "server.key", "server.main"}  # of Flower
+
+
+@pytest.mark.parametrize("file", [*STUDIES.glob("*.toml")], ids=lambda file: file.name)
+def test_configurations_of_studies_are_valid(file: Path) -> None:
+    values = load_toml(file)
+    config = flat(resolve(values).model_dump())
+    assert flat(values).items() <= config.items()
 
 
 def test_every_study_is_in_the_list() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from feddm.analysis.studies import Cell, StudyObserver, run_cells, write_results
 from feddm.analysis.tables import summarize, to_json
 from feddm.cli import app
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.rundir import RunDirectory
 from tiny import SETTINGS
@@ -43,6 +43,7 @@ def test_what_failed_is_left_out_and_counted(
             resolve(
                 options={"algorithm": "fedavg", "rounds": 2, "clients": 3, "workers": 1},
                 settings=SETTINGS | settings,
+                shared=True,
             ),
         )
         for name, settings in changes.items()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feddm.api import run
+from feddm.config.resolve import flat, qualified, resolve
 from feddm.runtime.run import Observer, RunResult
 
 CLIENTS = 3
@@ -36,13 +37,28 @@ def run_tiny(
     **options: Any,
 ) -> RunResult:
     """Runs it here, in this process."""
-    given: dict[str, Any] = {"workers": 1, "set": SETTINGS} | options
-    return run(clients=CLIENTS, rounds=rounds, out=out, observer=observer, **given)
+    given: dict[str, Any] = {"clients": CLIENTS, "rounds": rounds, "workers": 1} | options
+    given = {key: str(v) if isinstance(v, Path) else v for key, v in given.items()}
+    file, preset = given.pop("config", None), given.pop("preset", None)
+    settings = given.pop("set", SETTINGS)
+    config = resolve(file, preset, given, settings, shared=True)
+    return run(config.model_dump(), out=out, observer=observer)
 
 
-def arguments(rounds: int = 2, workers: int = 1, **settings: object) -> list[str]:
-    """Returns the options of the command line for it."""
-    named = SETTINGS | {key.replace("_", ".", 1): value for key, value in settings.items()}
+def arguments(
+    rounds: int = 2, workers: int = 1, algorithm: str = "feddm", **settings: object
+) -> list[str]:
+    """Returns the options of the command line for it, with settings that an algorithm has.
+
+    Args:
+        rounds: Number of rounds.
+        workers: Number of worker processes.
+        algorithm: Whose settings are given; ``--algorithm`` itself is not among the options.
+        settings: More settings; ``server__lr=0.1`` is ``server.lr = 0.1``.
+    """
+    known = flat(resolve(options={"algorithm": algorithm}).model_dump())
+    named: dict[str, object] = {k: v for k, v in SETTINGS.items() if qualified(k) in known}
+    named |= {key.replace("__", "."): value for key, value in settings.items()}
     options = [f"--clients={CLIENTS}", f"--rounds={rounds}", f"--workers={workers}"]
     return options + [f"--set={key}={value}" for key, value in named.items()]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from feddm.config.schema import load_toml, resolve
+from feddm.config.resolve import load_toml, resolve
 from feddm.runtime.run import Observer, RunResult, execute
 
 

@@ -1,23 +1,23 @@
 """Exceptions.
 
-* FedDMError               what a user can mend; the command line prints it in one line
+* FedDMError               an error you can fix; the command line prints it as one line
   - ConfigError            a value in the configuration cannot be used
-    + UnfitAlgorithmError  the algorithm has nothing of the privacy that is asked for
-  - DataError              a data set is missing, damaged or not what it should be
-  - PartitionError         the data cannot be split as asked
+    + UnfitAlgorithmError  the algorithm does not support the requested privacy
+  - DataError              a data set is missing, damaged or not as expected
+  - PartitionError         the data cannot be split as requested
   - UploadError            a client's upload is not what the algorithm expects
   - EmptyRoundError        no client returned anything to learn from
   - EngineError            a client could not be run
-  - LostClientsError       too few clients delivered in a round
-  - LedgerError            what a client keeps about its privacy cannot be used
-  - RunDirectoryError      a run directory cannot be made, read or continued
-  - MissingExtraError      a part of feddm that is not installed
-  - BudgetError            more would be released than a budget or a client's policy allows
+  - LostClientsError       too few clients finished a round
+  - LedgerError            a privacy ledger cannot be written, read or trusted
+  - RunDirectoryError      a run directory cannot be created, read or resumed
+  - MissingExtraError      an optional part of feddm is not installed
+  - BudgetError            a release would exceed a privacy budget or a client's policy
 """
 
 
 class FedDMError(Exception):
-    """Base of all errors that a user can mend; the message is one line that says how."""
+    """Base class of all errors you can fix; the message is one line that says how."""
 
 
 class ConfigError(FedDMError):
@@ -25,15 +25,15 @@ class ConfigError(FedDMError):
 
 
 class UnfitAlgorithmError(ConfigError):
-    """The algorithm cannot be protected in the way that is asked for."""
+    """The algorithm does not support the requested privacy."""
 
 
 class DataError(FedDMError):
-    """A data set is missing, damaged or not what it should be."""
+    """A data set is missing, damaged or not as expected."""
 
 
 class PartitionError(FedDMError):
-    """The data cannot be split as asked."""
+    """The data cannot be split as requested."""
 
 
 class UploadError(FedDMError):
@@ -49,20 +49,20 @@ class EngineError(FedDMError):
 
 
 class LostClientsError(FedDMError):
-    """Too few clients delivered in a round."""
+    """Too few clients finished a round."""
 
 
 class LedgerError(FedDMError):
-    """What a client keeps about its privacy cannot be written, read or trusted."""
+    """A privacy ledger cannot be written, read or trusted."""
 
 
 class RunDirectoryError(FedDMError):
-    """A run directory cannot be made, read or continued."""
+    """A run directory cannot be created, read or resumed."""
 
 
 class MissingExtraError(FedDMError):
-    """A part of feddm is not installed; the message says how to install it."""
+    """An optional part of feddm is not installed; the message says how to install it."""
 
 
 class BudgetError(FedDMError):
-    """More would be released than a budget or a client's policy allows."""
+    """A release would exceed a privacy budget or a client's policy."""

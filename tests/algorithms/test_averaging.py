@@ -13,15 +13,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from feddm.algorithms.base import Algorithm, LocalResult, Upload
-from feddm.algorithms.fedavg import FedAvg
-from feddm.algorithms.fednova import FedNova, gradient_weight
-from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.scaffold import Scaffold
+from feddm.algorithms.base import Algorithm, Context, LocalResult, Upload
+from feddm.algorithms.fedavg import FedAvg, FedAvgSettings
+from feddm.algorithms.fednova import FedNova, FedNovaSettings, gradient_weight
+from feddm.algorithms.fedprox import FedProx, FedProxSettings
+from feddm.algorithms.local_training import PlainTraining, Training
+from feddm.algorithms.scaffold import Scaffold, ScaffoldSettings
 from feddm.core.examples import Examples
 from feddm.core.seeding import generator
 from feddm.core.tensors import Records
-from feddm.core.training import SGD, ignore
+from feddm.core.training import ignore
 from toy import TwoParameters, pixels, point
 
 MODEL = TwoParameters()
@@ -77,25 +78,43 @@ def params(algorithm: Algorithm, number: int, clients: Sequence[Examples] = CLIE
     return float(final["a"]), float(final["b"])
 
 
-def full_batch(lr: float = 1.0, epochs: int = 1, momentum: float = 0.0) -> SGD:
-    return SGD(lr, epochs, batch_size=10, momentum=momentum)
+def full_batch(lr: float = 1.0, epochs: int = 1, momentum: float = 0.0) -> Training:
+    return Training(lr=lr, epochs=epochs, batch_size=10, momentum=momentum)
 
 
-def one_by_one(lr: float = 0.1, epochs: int = 1, momentum: float = 0.0) -> SGD:
+def one_by_one(lr: float = 0.1, epochs: int = 1, momentum: float = 0.0) -> Training:
     """Client 0 takes one step an epoch, client 1 three."""
-    return SGD(lr, epochs, batch_size=1, momentum=momentum)
+    return Training(lr=lr, epochs=epochs, batch_size=1, momentum=momentum)
+
+
+def fedavg(local: Training) -> FedAvg:
+    return FedAvg(FedAvgSettings(local=local), Context(MODEL))
+
+
+def fedprox(local: Training, mu: float) -> FedProx:
+    return FedProx(FedProxSettings(local=local, mu=mu), Context(MODEL))
+
+
+def fednova(local: Training) -> FedNova:
+    return FedNova(FedNovaSettings(local=local), Context(MODEL))
+
+
+def scaffold(local: Training, server_lr: float, clients: int) -> Scaffold:
+    plain = PlainTraining(lr=local.lr, epochs=local.epochs, batch_size=local.batch_size)
+    settings = ScaffoldSettings(local=plain, server_lr=server_lr)
+    return Scaffold(settings, Context(MODEL, clients=clients))
 
 
 class TestFedAvg:
     def test_one_step_by_hand(self) -> None:
         # The clients go to (.5 + 2 q, 2 + q / 2) and (.5 - 2 p, 2 - p / 2), and count 1 and 3.
-        a, b = params(FedAvg(MODEL, full_batch()), 1)
+        a, b = params(fedavg(full_batch()), 1)
         assert a == pytest.approx(0.5 + (2 * q - 3 * 2 * p) / 4)
         assert b == pytest.approx(2 + (q / 2 - 3 * p / 2) / 4)
 
     def test_equal_sizes_are_the_plain_mean(self) -> None:
         single = [CLIENTS[0], Examples(pixels(-1.0), torch.tensor([0]))]
-        a, b = params(FedAvg(MODEL, full_batch()), 1, single)
+        a, b = params(fedavg(full_batch()), 1, single)
         assert a == pytest.approx(0.5 + q - p)
         assert b == pytest.approx(2 + (q - p) / 4)
 
@@ -110,19 +129,19 @@ class TestFedProx:
             first = add(START, slope(START, x), -lr)
             pull = add(slope(first, x), add(first, START, -1), mu)
             ends.append(add(first, pull, -lr))
-        a, b = params(FedProx(MODEL, full_batch(lr, epochs=2), mu), 1)
+        a, b = params(fedprox(full_batch(lr, epochs=2), mu), 1)
         assert a == pytest.approx((ends[0][0] + 3 * ends[1][0]) / 4)
         assert b == pytest.approx((ends[0][1] + 3 * ends[1][1]) / 4)
 
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_mu_zero_is_fedavg(self, momentum: float) -> None:
         sgd = one_by_one(epochs=2, momentum=momentum)
-        assert params(FedProx(MODEL, sgd, 0.0), 3) == params(FedAvg(MODEL, sgd), 3)
+        assert params(fedprox(sgd, 0.0), 3) == params(fedavg(sgd), 3)
 
     def test_large_mu_stays_near(self) -> None:
         sgd = full_batch(lr=0.01, epochs=20)
-        near = params(FedProx(MODEL, sgd, 50.0), 1)
-        far = params(FedProx(MODEL, sgd, 0.0), 1)
+        near = params(fedprox(sgd, 50.0), 1)
+        far = params(fedprox(sgd, 0.0), 1)
         assert math.dist(near, START) < 0.2 * math.dist(far, START)
 
 
@@ -139,7 +158,7 @@ class TestFedNova:
             ((START[i] - ends[0][i]) / 1 + 3 * (START[i] - ends[1][i]) / 3) / 4
             for i in range(2)
         ]
-        a, b = params(FedNova(MODEL, one_by_one(lr)), 1)
+        a, b = params(fednova(one_by_one(lr)), 1)
         assert a == pytest.approx(START[0] - 2.5 * direction[0])
         assert b == pytest.approx(START[1] - 2.5 * direction[1])
 
@@ -154,7 +173,7 @@ class TestFedNova:
                 w = add(w, velocity, -lr)
             directions.append(((START[0] - w[0]) / weight, (START[1] - w[1]) / weight))
         far = (1 * weights[0] + 3 * weights[1]) / 4
-        a, b = params(FedNova(MODEL, one_by_one(lr, momentum=momentum)), 1)
+        a, b = params(fednova(one_by_one(lr, momentum=momentum)), 1)
         assert a == pytest.approx(
             START[0] - far * (directions[0][0] + 3 * directions[1][0]) / 4
         )
@@ -165,12 +184,12 @@ class TestFedNova:
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_equal_steps_are_fedavg(self, momentum: float) -> None:
         sgd = full_batch(lr=0.3, epochs=3, momentum=momentum)
-        nova, avg = params(FedNova(MODEL, sgd), 3), params(FedAvg(MODEL, sgd), 3)
+        nova, avg = params(fednova(sgd), 3), params(fedavg(sgd), 3)
         assert nova == pytest.approx(avg, rel=1e-5)
 
     def test_unequal_steps_are_not_fedavg(self) -> None:
         sgd = one_by_one()
-        nova, avg = params(FedNova(MODEL, sgd), 1), params(FedAvg(MODEL, sgd), 1)
+        nova, avg = params(fednova(sgd), 1), params(fedavg(sgd), 1)
         assert math.dist(nova, avg) > 1e-3
 
     @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -205,7 +224,7 @@ class TestScaffold:
                 controls[k] = after
             x = add(x, add(moves[0], moves[1]), server_lr / 2)
             c = add(c, add(changes[0], changes[1]), 1 / 2)
-        states, memories = rounds(Scaffold(MODEL, one_by_one(lr), server_lr, clients=2), 2)
+        states, memories = rounds(scaffold(one_by_one(lr), server_lr, clients=2), 2)
         assert float(states[-1]["params"]["a"]) == pytest.approx(x[0], rel=1e-5)
         assert float(states[-1]["params"]["b"]) == pytest.approx(x[1], rel=1e-5)
         assert float(states[-1]["control"]["a"]) == pytest.approx(c[0], rel=1e-4)
@@ -216,18 +235,18 @@ class TestScaffold:
 
     def test_first_round_with_one_client_is_fedavg(self) -> None:
         sgd = one_by_one(epochs=3)
-        scaffold = params(Scaffold(MODEL, sgd, 1.0, clients=1), 1, CLIENTS[1:])
-        assert scaffold == pytest.approx(params(FedAvg(MODEL, sgd), 1, CLIENTS[1:]))
+        ours = params(scaffold(sgd, 1.0, clients=1), 1, CLIENTS[1:])
+        assert ours == pytest.approx(params(fedavg(sgd), 1, CLIENTS[1:]))
 
     def test_the_servers_variate_is_the_mean_of_the_clients(self) -> None:
-        algorithm = Scaffold(MODEL, one_by_one(), 1.0, clients=2)
+        algorithm = scaffold(one_by_one(), 1.0, clients=2)
         for state, memory in zip(*rounds(algorithm, 4), strict=True):
             for name in ("a", "b"):
                 mean = (memory[0]["control"][name] + memory[1]["control"][name]) / 2
                 torch.testing.assert_close(state["control"][name], mean, rtol=1e-4, atol=1e-6)
 
     def test_it_stays_the_mean_if_only_some_take_part(self) -> None:
-        algorithm = Scaffold(MODEL, one_by_one(), 1.0, clients=2)
+        algorithm = scaffold(one_by_one(), 1.0, clients=2)
         state = algorithm.init(point(*START))
         memories: dict[int, Records] = {}
         for k in (0, 1, 1, 0, 1):

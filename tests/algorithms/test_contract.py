@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddm.algorithms.base import Algorithm, Upload
-from feddm.algorithms.fedavg import FedAvg
-from feddm.config.schema import resolve
+from feddm.algorithms.base import Algorithm, Context, Upload
+from feddm.algorithms.fedavg import FedAvg, FedAvgSettings
+from feddm.algorithms.local_training import Training
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import resolve
 from feddm.core.models import ConvNet, num_params
 from feddm.core.seeding import generator
 from feddm.core.tensors import Records, num_floats, to_bytes
-from feddm.core.training import SGD, ignore, shuffled_batches
+from feddm.core.training import ignore, shuffled_batches
 from feddm.data.datasets import load
 from feddm.data.partition import iid
 from feddm.errors import UploadError
@@ -23,7 +25,7 @@ from feddm.runtime.build import build
 from feddm.runtime.federation import Federation
 from feddm.runtime.local import InProcess
 
-NAMES = ("feddm", "fedavg", "fedprox", "fednova", "scaffold", "real")
+NAMES = algorithm_names()
 SMALL = {
     "model.width": 4,
     "model.depth": 2,
@@ -31,15 +33,18 @@ SMALL = {
     "synthesis.networks": 2,
     "server.epochs": 2,
     "local.batch_size": 16,
-    "local.mu": 0.1,
+    "mu": 0.1,
 }
 DIGITS = load("digits")
 
 
 def built(name: str, settings: dict[str, Any] | None = None) -> Algorithm:
-    return build(
-        resolve(options={"algorithm": name, "clients": 3}, settings=SMALL | (settings or {}))
-    ).algorithm
+    config = resolve(
+        options={"algorithm": name, "clients": 3},
+        settings=SMALL | (settings or {}),
+        shared=True,
+    )
+    return build(config).algorithm
 
 
 def run(
@@ -167,7 +172,7 @@ def test_real_sends_what_feddm_starts_from() -> None:
 def test_fedavg_is_the_loop_that_anybody_would_write() -> None:
     """Three rounds of FedAvg against torch.nn and torch.optim."""
     model = ConvNet((1, 8, 8), 10, width=4, depth=1)
-    sgd = SGD(lr=0.05, epochs=2, batch_size=32, momentum=0.9, weight_decay=1e-3)
+    local = Training(lr=0.05, epochs=2, batch_size=32, momentum=0.9, weight_decay=1e-3)
     shards = [np.arange(0, 300), np.arange(300, 420), np.arange(420, 1000)]
     network = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3, padding=1),
@@ -180,7 +185,7 @@ def test_fedavg_is_the_loop_that_anybody_would_write() -> None:
     ours = ["conv0.weight", "conv0.bias", "norm0.weight", "norm0.bias"]
     ours += ["linear.weight", "linear.bias"]
     names = dict(zip(network.state_dict(), ours, strict=True))
-    algorithm = FedAvg(model, sgd)
+    algorithm = FedAvg(FedAvgSettings(local=local), Context(model))
     begin = federation.start(algorithm, 5)
     weights = {name: begin.state["params"][our] for name, our in names.items()}
     with InProcess(algorithm, DIGITS.train, shards) as engine:

@@ -1,4 +1,3 @@
-import dataclasses
 import pickle
 import typing
 from typing import Any, Literal
@@ -7,44 +6,45 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddm.algorithms.base import Upload
-from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis, label_dtype, united
+from feddm.algorithms.base import Context, Upload
+from feddm.algorithms.feddm import (
+    FedDM,
+    FedDMSettings,
+    ServerTraining,
+    Synthesis,
+    label_dtype,
+    united,
+)
 from feddm.core.coding import Coding, Type
 from feddm.core.examples import Examples, Normalization
 from feddm.core.models import ConvNet, Model
 from feddm.core.seeding import generator
-from feddm.core.tensors import CPU, Records, norm, num_bytes, num_floats, zip_map
-from feddm.core.training import SGD, ignore
+from feddm.core.tensors import Records, norm, num_bytes, num_floats, zip_map
+from feddm.core.training import ignore
 from feddm.errors import EmptyRoundError, UploadError
+from feddm.privacy.paper_noise import PaperNoise
 from feddm.privacy.release import Noise
 from toy import TwoParameters, pixels, point
-
-PAPER = Synthesis(
-    steps=0,
-    lr=1.0,
-    momentum=0.0,
-    networks=None,
-    real_batch=256,
-    radius=5.0,
-    start="real",
-)
 
 
 def feddm(
     model: Model = ConvNet((1, 8, 8), 10, width=4, depth=2),  # noqa: B008  # frozen
-    weighting: Literal["synthetic", "examples"] = "synthetic",
+    *,
     min_class_size: int = 10,
+    coding: Type = "float32",
+    server: dict[str, Any] | None = None,
+    privacy: PaperNoise | None = None,
     **synthesis: Any,
 ) -> FedDM:
+    """Returns FedDM as in the paper, but that it takes no step."""
     return FedDM(
-        model=model,
-        images_per_class=10,
-        min_class_size=min_class_size,
-        server_sgd=SGD(lr=1.0, epochs=1, batch_size=256),
-        server_radius=5.0,
-        weighting=weighting,
-        device=CPU,
-        synthesis=dataclasses.replace(PAPER, **synthesis),
+        FedDMSettings(
+            min_class_size=min_class_size,
+            coding=coding,
+            server=ServerTraining(**{"lr": 1.0, "epochs": 1, **(server or {})}),
+            synthesis=Synthesis(**{"steps": 0, **synthesis}),
+        ),
+        Context(model, privacy=privacy),
     )
 
 
@@ -116,8 +116,10 @@ def test_noise_start_does_not_look_at_the_images() -> None:
 def test_networks_are_used_in_turn() -> None:
     # With radius 0 all networks are alike, so a pool of one is the same as fresh ones.
     data = client({2: 30, 5: 12})
-    same: dict[str, Any] = dict(steps=4, lr=10.0, radius=0.0, real_batch=None)
-    fresh, pool = (local(feddm(networks=n, **same), data)["examples"]["x"] for n in (None, 1))
+    same: dict[str, Any] = dict(steps=4, lr=10.0, radius=0.0, real_batch="all")
+    fresh, pool = (
+        local(feddm(networks=n, **same), data)["examples"]["x"] for n in ("fresh", 1)
+    )
     assert torch.equal(fresh, pool)
 
 
@@ -139,7 +141,8 @@ def upload(client: int, x: torch.Tensor, *labels: int, **more: torch.Tensor) -> 
 def aggregated(
     weighting: Literal["synthetic", "examples"], radius: float, *uploads: Upload
 ) -> dict[str, torch.Tensor]:
-    algorithm = dataclasses.replace(feddm(TwoParameters(), weighting), server_radius=radius)
+    server = {"weighting": weighting, "radius": radius}
+    algorithm = feddm(TwoParameters(), server=server)
     state = algorithm.init(point(0.5, 2.0))
     return dict(algorithm.aggregate(state, uploads, generator(0, "s"), ignore)["params"])
 
@@ -178,7 +181,9 @@ def test_weighting_by_examples_is_the_mean_over_real_examples() -> None:
 
 
 def test_weights_are_class_sizes_over_images() -> None:
-    examples = local(feddm(weighting="examples"), client({2: 30, 5: 12}))["examples"]
+    examples = local(feddm(server={"weighting": "examples"}), client({2: 30, 5: 12}))[
+        "examples"
+    ]
     assert examples["weight"].tolist() == pytest.approx([3.0] * 10 + [1.2] * 10)
 
 
@@ -226,7 +231,7 @@ def test_wrong_uploads_are_refused(examples: dict[str, torch.Tensor], says: str)
 def test_other_records_and_weights_are_refused() -> None:
     with pytest.raises(UploadError, match="no more"):
         feddm().parse({"examples": GOOD, "more": {}}, {})
-    weighted = feddm(weighting="examples")
+    weighted = feddm(server={"weighting": "examples"})
     with pytest.raises(UploadError, match="weight"):
         weighted.parse({"examples": GOOD}, {})
     with pytest.raises(UploadError, match="above 0"):
@@ -235,7 +240,7 @@ def test_other_records_and_weights_are_refused() -> None:
 
 
 def test_weights_that_could_overflow_are_refused() -> None:
-    algorithm = feddm(weighting="examples")
+    algorithm = feddm(server={"weighting": "examples"})
     for weight in (1.1e9, torch.inf, torch.nan):
         with pytest.raises(UploadError, match="above 0 and up to 1e"):
             algorithm.parse({"examples": GOOD | {"weight": torch.tensor([1.0, weight])}}, {})
@@ -264,8 +269,8 @@ def test_label_types() -> None:
 
 
 class TestReplay:
-    def rounds(self, **changes: Any) -> list[Records]:
-        algorithm = dataclasses.replace(feddm(TwoParameters()), **changes)
+    def rounds(self, **server: Any) -> list[Records]:
+        algorithm = feddm(TwoParameters(), server=server)
         state: Records = algorithm.init(point(1.0, 1.0))
         states = []
         for number in range(4):
@@ -297,16 +302,13 @@ def test_the_papers_noise_goes_by_the_size_of_classes() -> None:
             drawn.append(batches)
             return gradient
 
-    algorithm = dataclasses.replace(
-        feddm(steps=1, real_batch=16), paper_noise=Recorded(1.0, 5.0)
-    )
+    algorithm = feddm(steps=1, real_batch=16, privacy=Recorded())
     download = {"params": algorithm.model.init(generator(0, "test"))}
     noise = typing.cast(Noise, object())  # nobody asks it for anything
     algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
     assert [batches.tolist() for batches in drawn] == [[16, 12]]
     drawn.clear()
-    wide = dataclasses.replace(algorithm.synthesis, real_batch=None)
-    algorithm = dataclasses.replace(algorithm, synthesis=wide)
+    algorithm = feddm(steps=1, real_batch="all", privacy=Recorded())
     algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
     assert [batches.tolist() for batches in drawn] == [[40, 12]]
 
@@ -314,7 +316,7 @@ def test_the_papers_noise_goes_by_the_size_of_classes() -> None:
 @pytest.mark.parametrize("type_", ["float16", "uint8"])
 def test_the_server_trains_on_what_it_decoded(type_: Type) -> None:
     coding = Coding(type_)
-    algorithm = dataclasses.replace(feddm(), coding=coding)
+    algorithm = feddm(coding=type_)
     sent = local(algorithm, client({2: 30, 5: 12}))
     plain = local(feddm(), client({2: 30, 5: 12}))
     assert num_bytes(sent) < num_bytes(plain) / 1.5

@@ -1,6 +1,5 @@
 """FedDM from noisy sums, on the client and on the server, and the averaging methods."""
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 
 from feddm.algorithms.base import LocalResult, Upload
 from feddm.algorithms.feature_feddm import FeatureRelease, Network
-from feddm.algorithms.gradient_feddm import GradientRelease
 from feddm.core.examples import Examples
 from feddm.core.matching import ClassMeans, Target, class_means, synthesize
 from feddm.core.models import ConvNet
@@ -56,7 +54,7 @@ def learned_from(algorithm: Any, *parsed: Records) -> Records:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_private_client_needs_noise(name: str) -> None:
     algorithm = built(name)
-    with pytest.raises(ValueError, match="need noise"):
+    with pytest.raises(ValueError, match="needs noise, got None"):
         algorithm.local(download(algorithm), DATA, {}, generator(0, "client"), ignore)
 
 
@@ -129,11 +127,7 @@ def test_networks_are_as_far_away_as_asked() -> None:
 
 class TestFeatures:
     def test_images_are_learned_towards_the_noisy_means(self) -> None:
-        algorithm = built("features", TINY)
-        algorithm = dataclasses.replace(
-            algorithm,  # type: ignore[type-var]
-            image_steps=dataclasses.replace(algorithm.image_steps, steps=60),  # type: ignore[attr-defined]
-        )
+        algorithm = built("features", TINY, synthesis={"steps": 60})
         examples_ = local(algorithm).upload["examples"]
         assert examples_["y"].tolist() == [0, 0, 1, 1, 2, 2]
         release = algorithm.release  # type: ignore[attr-defined]
@@ -165,7 +159,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize("name", ["features", "gradients"])
     def test_classes_can_be_weighted_by_noisy_sizes(self, name: str) -> None:
-        algorithm = built(name, TINY, weighting="examples")
+        algorithm = built(name, TINY, server={"weighting": "examples"})
         sent = local(algorithm, examples(0, 0, 0, 0, 0, 0, 2, 2, 2, 2)).upload["examples"]
         assert sent["y"].tolist() == [0, 0, 2, 2]
         # Two images stand for six examples, and two for four.
@@ -252,10 +246,15 @@ def test_other_images_are_refused(name: str) -> None:
 
 def test_gradients_without_noise_and_clipping_are_matching() -> None:
     """The limit: all examples, nothing clipped, no noise, networks at the server's weights."""
-    algorithm: Any = built("gradients", steps=4)
     # As many examples of each class as are expected, so that sums become means.
-    release = GradientRelease(4, 0.0, 1.0, 3.0, 1e6, 1e-15, count_multiplier=TINY)
-    algorithm = dataclasses.replace(algorithm, release=release)
+    algorithm = built(
+        "gradients",
+        1e-15,
+        steps=4,
+        clip=1e6,
+        synthesis={"radius": 0.0},
+        count_multiplier=TINY,
+    )
     sent = local(algorithm).upload["examples"]
     params = download(algorithm)["params"]
     means = ClassMeans(*class_means(MODEL(params, DATA.x), DATA.y, 3))
@@ -271,11 +270,8 @@ def test_gradients_without_noise_and_clipping_are_matching() -> None:
     torch.testing.assert_close(sent["x"], expected, rtol=1e-3, atol=1e-3)
 
 
-def round_of(name: str, **sgd: float) -> Records:
-    algorithm: Any = built(name, rate=0.5, steps=3)
-    changed = dataclasses.replace(algorithm.local_sgd, **sgd)
-    private = dataclasses.replace(algorithm.private, sgd=changed)
-    algorithm = dataclasses.replace(algorithm, local_sgd=changed, private=private)
+def round_of(name: str, **local_: float) -> Records:
+    algorithm = built(name, rate=0.5, steps=3, local={"lr": 0.5, **local_})
     uploads = [
         local(algorithm, data, secret).upload
         for data, secret in ((DATA, SECRET), (examples(0), OTHER_SECRET))
@@ -328,8 +324,7 @@ def test_private_scaffold_of_a_first_round_is_private_fedavg() -> None:
 
 
 def test_mu_zero_is_private_fedavg() -> None:
-    fedprox = dataclasses.replace(built("fedprox", steps=3), mu=0.0)  # type: ignore[type-var]
-    first = local(fedprox).upload
+    first = local(built("fedprox", steps=3, mu=0.0)).upload
     assert to_bytes(first) == to_bytes(local(built("fedavg", steps=3)).upload)
     assert to_bytes(first) != to_bytes(local(built("fedprox", steps=3)).upload)
 

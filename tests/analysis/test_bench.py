@@ -3,16 +3,17 @@ from dataclasses import asdict
 
 import pytest
 
+from feddm.algorithms.feddm import FedDMSettings
 from feddm.analysis import bench
 from feddm.analysis.bench import Report, examples, in_turn, measure, median_ratio
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 
 WIDTH, NUM, CLASSES = 4, 512, 2
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Returns the time that a list holds, for tasks to change."""
+    """A clock that tasks advance: the only item of a list."""
     now = [0.0]
     monkeypatch.setattr("feddm.analysis.bench.time.perf_counter", lambda: now[0])
     return now
@@ -30,7 +31,7 @@ def test_tasks_are_measured_in_turn(clock: list[float]) -> None:
     assert seconds == {"a": [1.5, 3.5, 5.5], "b": [12.0, 14.0, 16.0]}
 
 
-def test_the_median_of_ratios_forgives_one_disturbance() -> None:
+def test_one_outlier_does_not_change_the_median_ratio() -> None:
     # Ratios 2, 20 and 2.5; the ratio of the medians would be 30 / 10.
     assert median_ratio([20.0, 200.0, 30.0], [10.0, 10.0, 12.0]) == 2.5
     assert median_ratio([1.0, 4.0], [1.0, 2.0]) == 1.5
@@ -38,7 +39,7 @@ def test_the_median_of_ratios_forgives_one_disturbance() -> None:
         median_ratio([1.0, 2.0], [1.0])
 
 
-def test_examples_have_all_classes_alike() -> None:
+def test_examples_are_balanced() -> None:
     data = examples(10, 3)
     assert data.x.shape == (10, 3, 32, 32)
     assert [data.y.tolist().count(label) for label in range(4)] == [4, 3, 3, 0]
@@ -46,7 +47,7 @@ def test_examples_have_all_classes_alike() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """Measures everything there is, as little of it as there may be."""
+    """Measures everything at the smallest possible size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "CLIENT", (NUM, CLASSES))
         patch.setattr(bench, "PASS_FLOPS", 1.0)
@@ -61,7 +62,7 @@ def report() -> Report:
 
 
 class TestMeasure:
-    """What must hold on every machine, however busy it is."""
+    """Holds on every machine, however busy."""
 
     def test_kernels(self, report: Report) -> None:
         assert report.compiler == "not asked for"
@@ -70,8 +71,9 @@ class TestMeasure:
             ("eager", "images"),
             ("eager", "weights"),
         ]
-        # By hand, for each image: the products of the convolutions and of the last layer; twice
-        # as many to the images, three times as many to the weights, but for the first layer's.
+        # By hand, per image: the products of the convolutions and of the last layer; twice as
+        # many back to the images, three times as many back to the weights, but for the first
+        # layer.
         first = 2 * 4 * 1024 * 27
         forward = first + 2 * 4 * 36 * (256 + 64) + 2 * 10 * 64
         operations = (forward, 2 * forward, 3 * forward - first)
@@ -85,22 +87,24 @@ class TestMeasure:
         assert [update.name for update in report.updates] == ["literal", "quick", "fedavg"]
         assert quick.ratio == 1
         assert all(update.ratio > 0 and update.seconds > 0 for update in report.updates)
-        # The paper's: a thousand steps, each with 256 real and ten synthetic images a class.
+        # The paper's: 1000 steps, each with 256 real and ten synthetic images per class.
         assert (literal.forward, literal.backward) == (1000 * 2 * 256, 1000 * 2 * 10)
         assert (fedavg.forward, fedavg.backward) == (0, 10 * NUM)
-        synthesis = resolve(preset="quick", options={"dataset": "cifar10"}).synthesis
+        settings = resolve(preset="quick", options={"dataset": "cifar10"}).algorithm
+        assert isinstance(settings, FedDMSettings)
+        synthesis = settings.synthesis
         assert isinstance(synthesis.networks, int)
         assert isinstance(synthesis.real_batch, int)
         assert quick.forward == synthesis.networks * 2 * min(256, synthesis.real_batch)
-        assert quick.backward == synthesis.steps * 2 * synthesis.images_per_class
+        assert quick.backward == synthesis.steps * 2 * settings.images_per_class
         assert quick.measured == "all"
         assert literal.settings == "1000 steps, a new network each, 256 real images a class"
 
     def test_bytes(self, report: Report) -> None:
         literal, _, fedavg = report.updates
-        # Twenty images of 3 x 32 x 32 floats, with a label of one byte.
+        # Twenty images of 3 x 32 x 32 floats, each with a one-byte label.
         assert literal.bytes_up == 20 * (4 * 3072 + 1)
-        # The parameters, and a number of 64 bits that says how many examples there are.
+        # The parameters, and the number of examples as a 64-bit integer.
         blocks = 4 * 27 + 4 + 2 * (4 * 36 + 4) + 3 * 8
         assert fedavg.bytes_up == 4 * (blocks + 10 * 64 + 10) + 8
 
@@ -109,7 +113,7 @@ class TestMeasure:
         assert 0 < report.private_ratio < 100
         assert (report.workers.workers, report.workers.clients) == (1, 20)
         assert report.workers.speedup > 0
-        assert report.memory.workers_mb == 0  # there are none
+        assert report.memory.workers_mb == 0  # no worker processes
         assert report.memory.total_mb == report.memory.server_mb
         assert report.memory.server_mb > 0 or math.isnan(report.memory.server_mb)
         assert all(report.machine.values())

@@ -28,7 +28,7 @@ def points(line: Line2D) -> list[tuple[float, float]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures that were written, as matplotlib has them."""
+    """The matplotlib figures that were saved."""
     figures_: list[Figure] = []
     save = figures._save
 
@@ -56,38 +56,36 @@ def test_curves_are_means_by_round_and_by_megabytes(
     assert by_bytes.get_legend_handles_labels()[1] == ["ours", "theirs"]
 
 
-def test_a_caption_is_below(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_a_caption_is_below_the_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     draw_curves(TWO_SEEDS, tmp_path / "with", "epsilon: of one example")
     draw_curves(TWO_SEEDS, tmp_path / "without")
     texts = [figure.get_supxlabel() for figure in drawn]
     assert texts == ["epsilon: of one example", ""]
 
 
-def test_a_run_that_is_shorter_shortens_the_mean(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_the_mean_ends_with_the_shortest_seed(tmp_path: Path, drawn: list[Figure]) -> None:
     seeds = [TWO_SEEDS["ours"][0], TWO_SEEDS["ours"][1][:1]]
     file = draw_curves({"ours": seeds, "theirs": TWO_SEEDS["theirs"]}, tmp_path / "c.svg")
     assert file.read_text().startswith("<?xml")
     by_round, by_bytes = drawn[0].axes
-    # Of the second round there is one seed only; others are as long as they are.
+    # Only one seed has a second round; the other method keeps all its rounds.
     assert [points(line) for line in by_round.lines] == [[(1, 50)], [(1, 10), (2, 20)]]
     assert points(by_bytes.lines[0]) == [(2, 50)]
 
 
 @pytest.mark.parametrize("name", ["none/c.png", "c.docx", "."])
-def test_where_nothing_can_be_drawn_is_told_before(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_drawn_is_refused_early(tmp_path: Path, name: str) -> None:
     with pytest.raises(FedDMError, match="cannot draw"):
         check_figure(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["c", "c.png", "c.pdf", "c.svg", "c.PNG"])
-def test_where_it_can(tmp_path: Path, name: str) -> None:
+def test_a_path_that_can_be_drawn(tmp_path: Path, name: str) -> None:
     check_figure(tmp_path / name)
     assert draw_curves(TWO_SEEDS, tmp_path / name).exists()
 
 
-def test_panels_have_their_curves_and_the_levels_of_others(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_panels_have_curves_and_reference_levels(tmp_path: Path, drawn: list[Figure]) -> None:
     panels = {"first": TWO_SEEDS, "second": {"theirs": TWO_SEEDS["theirs"]}, "failed": {}}
     levels = {"first": {"ours": 0.66, "nobody": 0.9}}
     file = draw_panels(panels, levels, tmp_path / "panels.pdf", "below")
@@ -116,13 +114,13 @@ def test_lines_and_points(tmp_path: Path, drawn: list[Figure]) -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("w", "loss")
 
 
-def test_images_stand_in_rows(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_images_are_drawn_in_rows(tmp_path: Path, drawn: list[Figure]) -> None:
     gray = np.full((2, 1, 2, 2), 7, np.uint8)
     gray[1] = 9
     draw_images({"cat": gray, "dog": gray[1:]}, tmp_path / "images.png", "sigma 5")
     (axes,) = drawn[0].axes
     canvas = np.asarray(axes.images[0].get_array())
-    # Two by two images of two by two pixels with one between; what is not there is white.
+    # Two by two images of two by two pixels, one pixel apart; missing images are white.
     assert canvas.shape == (6, 6, 3)
     assert canvas[:, :, 0].tolist() == [
         [7, 7, 255, 9, 9, 255],

@@ -14,7 +14,7 @@ from feddm.analysis.studies import (
     setting_name,
     winner_toml,
 )
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.rundir import RunDirectory
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 def cell(name: str = "fedavg", seed: int = 0, rounds: int = 2, **options: object) -> Cell:
     chosen = {"algorithm": name, "seed": seed, "rounds": rounds, "clients": 3, **options}
-    return Cell(name, seed, resolve(options=chosen, settings=SMALL))
+    return Cell(name, seed, resolve(options=chosen, settings=SMALL, shared=True))
 
 
 class Watching(StudyObserver):
@@ -99,8 +99,6 @@ def test_a_ledger_is_the_same_however_it_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     private: dict[str, Any] = {"privacy": "gradients", "epsilon": 4.0}
-    # A private client has no batches, so their size is left out.
-    monkeypatch.delitem(SMALL, "local.batch_size")
     for key, value in (("privacy.steps", 1), ("privacy.sample_rate", 1.0)):
         monkeypatch.setitem(SMALL, key, value)
     for ledger in ("ledgers", str(tmp_path / "ledgers")):
@@ -152,15 +150,19 @@ def test_seeds_share_no_cell_and_algorithms_share_the_partition(tmp_path: Path) 
 
 
 def test_choices_are_all_combinations() -> None:
-    found = choices({"local.lr": [1, 2], "local.mu": [3, 4, 5]})
+    found = choices({"local.lr": [1, 2], "mu": [3, 4, 5]})
     assert len(found) == 6
     assert len({setting_name(choice) for choice in found}) == 6
 
 
 def test_the_winner_is_a_configuration_file() -> None:
-    text = winner_toml("fedprox", {"local.lr": 0.1, "local.mu": 1.0})
+    text = winner_toml("fedprox", {"local.lr": 0.1, "mu": 1.0})
     config = resolve(tomllib.loads(text))
-    assert (config.algorithm, config.local.lr, config.local.mu) == ("fedprox", 0.1, 1.0)
+    tuned = {"local.lr": 0.1, "mu": 1.0}
+    assert config == resolve(options={"algorithm": "fedprox"}, settings=tuned)
+    assert tomllib.loads(text) == {
+        "algorithm": {"name": "fedprox", "mu": 1.0, "local": {"lr": 0.1}}
+    }
     assert config.data.validation == 0
 
 

@@ -55,12 +55,12 @@ def test_summary_by_hand() -> None:
     assert row.reached[0].rounds == 2.5
 
 
-def test_one_seed_has_no_deviation() -> None:
+def test_one_seed_has_no_standard_deviation() -> None:
     (row,) = summarize({"a": [run(0.5)]}, [])
     assert row.final == Spread(0.5, None)
 
 
-def test_tables_have_a_row_for_each() -> None:
+def test_tables_have_one_row_per_method() -> None:
     rows = summarize({"a": [run(0.5, 0.95)], "b": [run(0.2, 0.3)]}, [0.9, 0.2])
     lines = comparison(rows).to_markdown().splitlines()
     assert lines[0].startswith("|  | final % | best % | to 90 % | to 20 % |")
@@ -73,7 +73,7 @@ def test_tables_have_a_row_for_each() -> None:
     assert json.loads(to_json(rows))[1]["final"] == {"mean": 0.3, "std": None}
 
 
-def test_what_failed_is_counted_and_the_rest_stands() -> None:
+def test_failed_seeds_are_counted_and_left_out() -> None:
     rows = summarize({"a": [run(0.5), []], "b": [[]]}, [0.1])
     assert [(row.seeds, row.failed) for row in rows] == [(1, 1), (0, 1)]
     assert rows[0].final.mean == 0.5
@@ -84,8 +84,8 @@ def test_what_failed_is_counted_and_the_rest_stands() -> None:
     assert comparison(rows).to_csv().count("\n") == 3
 
 
-def test_rows_come_back_from_json() -> None:
-    # Two of the names have a seed that failed, and one of these has no other.
+def test_rows_survive_json() -> None:
+    # Two methods have failed seeds; one of them has no other.
     runs: dict[str, list[list[RoundRecord]]] = {
         "a": [run(0.5, 0.6), run(0.75, 0.5)],
         "b": [run(0.5), []],
@@ -94,30 +94,30 @@ def test_rows_come_back_from_json() -> None:
     rows = summarize(runs, [0.55, 0.99], against="a")
     back = from_json(to_json(rows))
     assert back[:2] == rows[:2]
-    # One nan is not another, so the texts tell whether the last row is the same.
+    # nan != nan, so the last row is compared as text.
     assert math.isnan(back[2].final.mean)
     assert to_json(back) == to_json(rows)
     assert comparison(back).to_markdown() == comparison(rows).to_markdown()
     assert "| c (2 failed) | - |" in comparison(back).to_markdown()
 
 
-def test_the_legend_is_about_the_columns_that_there_are() -> None:
+def test_the_legend_explains_only_existing_columns() -> None:
     assert "`to 90 %`" in comparison(summarize({"a": [run(0.5)]}, [0.9])).to_markdown()
     assert "`to" not in comparison(summarize({"a": [run(0.5)]}, [])).to_markdown()
     runs = {"a": [run(0.5)], "b": [run(0.5)]}
-    assert "`less a`" in comparison(summarize(runs, [], against="a")).to_markdown()
+    assert "`vs a`" in comparison(summarize(runs, [], against="a")).to_markdown()
 
 
 class TestDifference:
     def test_by_hand(self) -> None:
-        # Differences .1, .3 and .2: mean .2, deviation .1 over n - 1, by the root of three.
+        # Differences .1, .3 and .2: mean .2, standard deviation .1, over the root of three.
         found = Difference.of("b", [0.5, 0.9, 0.7], [0.4, 0.6, 0.5])
         assert found.name == "b"
         assert found.mean == pytest.approx(0.2)
         assert found.error == pytest.approx(0.1 / math.sqrt(3))
 
     def test_seeds_that_vary_together_have_a_small_error(self) -> None:
-        # That is what pairs are for: the rows spread widely, their difference does not.
+        # This is why seeds are paired: accuracies vary widely, their difference does not.
         runs = {"a": [run(0.1), run(0.9)], "b": [run(0.2), run(1.0)]}
         ours, theirs = summarize(runs, [], against="a")
         assert ours.difference is None
@@ -129,21 +129,21 @@ class TestDifference:
     def test_one_seed_has_no_error(self) -> None:
         assert Difference.of("b", [0.75], [0.5]) == Difference("b", 0.25, None)
 
-    def test_is_of_the_last_round(self) -> None:
+    def test_compares_the_last_round(self) -> None:
         rows = summarize({"a": [run(0.75, 0.5)], "b": [run(0.5, 0.75)]}, [], against="a")
         assert rows[1].difference == Difference("a", 0.25, None)
 
-    def test_seeds_that_failed_are_left_out_of_the_pairs(self) -> None:
-        # Only the first and the last seed ended on both sides: -.25 and .25.
+    def test_failed_seeds_are_left_out_of_the_pairs(self) -> None:
+        # Only the first and the last seed finished for both: -.25 and .25.
         runs = {
             "a": [run(0.25), run(0.0), [], run(0.75)],
             "b": [run(0.5), [], run(1.0), run(0.5)],
         }
         row = summarize(runs, [], against="b")[0]
         assert row.difference == Difference("b", 0.0, 0.25)
-        assert row.final.mean == pytest.approx(1 / 3)  # which has all seeds that ended
+        assert row.final.mean == pytest.approx(1 / 3)  # over all finished seeds
 
-    def test_no_seed_ended_on_both_sides(self) -> None:
+    def test_no_seed_finished_for_both(self) -> None:
         rows = summarize({"a": [run(0.5), []], "b": [[], run(0.5)]}, [], against="b")
         assert difference_text(rows[0].difference) == "-"
         assert json.loads(to_json(rows))[0]["difference"]["mean"] is None
@@ -163,7 +163,7 @@ class TestDifference:
         runs = {"a": [run(0.5), run(0.75)], "b": [run(0.25), run(0.75)]}
         rows = summarize(runs, [], against="b")
         lines = comparison(rows).to_markdown().splitlines()
-        assert lines[0].startswith("|  | final % | less b | best % |")
+        assert lines[0].startswith("|  | final % | vs b | best % |")
         assert lines[2].startswith("| a | 62.50 ± 17.68 | +12.50 (12.50) | 62.50 ± 17.68 |")
         assert lines[3].startswith("| b | 50.00 ± 35.36 | - | 50.00 ± 35.36 |")
         table = list(csv.DictReader(io.StringIO(comparison(rows).to_csv())))
@@ -176,13 +176,13 @@ class TestDifference:
 
     def test_without_it_there_is_no_column(self) -> None:
         assert (
-            "less"
+            "vs "
             not in comparison(summarize({"a": [run(0.5)]}, [])).to_markdown().splitlines()[0]
         )
 
 
 def private(*epsilons: float, privacy: str = "features", **more: Any) -> list[RoundRecord]:
-    """Returns a run of accuracy one half with what is spent after each round."""
+    """Returns a run of accuracy 1/2 with the given epsilon after each round."""
     known: dict[str, Any] = {"delta": 1e-5, "unit": "example"} if privacy == "features" else {}
     return [
         replace(record, epsilon=epsilon, privacy=privacy, **known | more)
@@ -206,7 +206,7 @@ class TestPrivacy:
         )
         return {line[0]: dict(zip(titles, line, strict=True)) for line in lines}
 
-    def test_every_row_says_what_is_promised(self) -> None:
+    def test_every_row_states_its_guarantee(self) -> None:
         runs: dict[str, list[Curve]] = {
             "ours": [private(1.0, 2.0), private(1.0, 2.5)],
             "paper": [PAPER],
@@ -215,7 +215,7 @@ class TestPrivacy:
         }
         rows = summarize(runs, [])
         table = self.columns(rows)
-        # After the last round, of the seed that spent most.
+        # After the last round, of the seed that spent the most.
         assert {name: cells["epsilon"] for name, cells in table.items()} == {
             "ours": "2.500",
             "paper": "no guarantee",
@@ -239,12 +239,12 @@ class TestPrivacy:
         )
         assert math.isinf(from_json(to_json(rows))[1].epsilon or 0)
 
-    def test_one_seed_without_a_guarantee_is_none(self) -> None:
+    def test_one_seed_without_a_guarantee_voids_it(self) -> None:
         (row,) = summarize({"a": [private(1.0), PAPER]}, [])
         assert (row.epsilon, row.delta, row.unit) == (math.inf, None, None)
         assert row.privacy == "no guarantee"
 
-    def test_seconds_are_not_known(self) -> None:
+    def test_client_seconds_are_unknown(self) -> None:
         rows = summarize({"a": [private(1.0)]}, [])
         assert self.columns(rows)["a"]["client s"] == "-"
         assert json.loads(to_json(rows))[0]["client_seconds"] is None
@@ -255,7 +255,7 @@ class TestPrivacy:
         text = comparison(summarize({"a": [run(0.5)]}, [])).to_markdown()
         assert "epsilon" not in text and "private" not in text
 
-    def test_units_that_differ_are_told_for_each_name(self) -> None:
+    def test_different_units_are_listed_by_name(self) -> None:
         runs = {"a": [private(1.0)], "b": [private(1.0, unit="client")]}
         text = caption(summarize(runs, []))
         assert "for one example of one client, added or removed (a)" in text
@@ -267,7 +267,7 @@ class TestPrivacy:
             del old[0][key]
         assert from_json(json.dumps(old))[0].privacy is None
 
-    def test_curves_have_it_beside_their_names(self) -> None:
+    def test_curves_have_the_guarantee_in_their_names(self) -> None:
         runs: dict[str, list[Curve]] = {
             "ours": [private(1.0, 2.0), []],
             "paper": [PAPER],
@@ -276,7 +276,7 @@ class TestPrivacy:
         }
         found = curves(runs)
         assert list(found) == ["ours, epsilon 2.000", "paper, no guarantee", "plain"]
-        # Ten bytes a round.
+        # Ten bytes per round.
         assert [point.megabytes for point in found["ours, epsilon 2.000"][0]] == [1e-5, 2e-5]
         assert caption(summarize(runs, [])).startswith(
             "epsilon: spent after the last round, at"

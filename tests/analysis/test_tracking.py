@@ -15,7 +15,7 @@ from feddm.runtime.rundir import RunDirectory
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:
-    """Returns what TensorBoard would draw, by step."""
+    """Returns the points of a TensorBoard curve, by step."""
     events = EventAccumulator(str(folder))
     events.Reload()
     return {event.step: event.value for event in events.Scalars(name)}
@@ -45,11 +45,11 @@ def test_tensorboard_has_the_numbers_of_the_results(tmp_path: Path) -> None:
         assert scalars(run, name) == pytest.approx(expected)
 
 
-def test_tensorboard_forgets_what_happens_again(tmp_path: Path) -> None:
+def test_tensorboard_drops_rounds_that_are_run_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tiny.run_tiny(run, rounds=1)
     (run / "model.safetensors").unlink()
-    # Rounds that a run logged before it was killed, and that its checkpoint does not know.
+    # Rounds that were logged before the run was killed, but are not in its checkpoint.
     stale = tracker("tensorboard", run)
     stale.started(RunDirectory.open(run).config(), None, [])  # type: ignore[arg-type]
     for number in (1, 2, 3):
@@ -84,12 +84,12 @@ def test_mlflow_has_the_numbers_and_the_settings(
     ]
 
 
-def test_an_mlflow_that_cannot_be_reached_is_told_before_a_run_begins(
+def test_an_unreachable_mlflow_is_an_error_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nosuch://place")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with pytest.raises(FedDMError, match="MLflow cannot be used"):
+    with pytest.raises(FedDMError, match="cannot use MLflow"):
         tracker("mlflow", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -97,7 +97,7 @@ def test_an_mlflow_that_cannot_be_reached_is_told_before_a_run_begins(
 @pytest.mark.parametrize(
     ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")]
 )
-def test_an_extra_that_is_missing(
+def test_a_missing_extra(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -105,7 +105,7 @@ def test_an_extra_that_is_missing(
         tracker(name, tmp_path)
 
 
-def test_a_tracker_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_tracker(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one of tensorboard, mlflow, got 'wandb'"):
         tracker("wandb", tmp_path)
 
@@ -127,4 +127,4 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
     display = Display()
     tiny.run_tiny(tmp_path / "run", rounds=3, observer=Both(display, Away()))
-    assert display.seen == [1, "rounds are no longer logged: the server is away", 2, 3]
+    assert display.seen == [1, "logging stopped: the server is away", 2, 3]

@@ -22,7 +22,8 @@ import feddm.cli
 import feddm.runtime.session
 from feddm.analysis.bench import ClientUpdate, Kernel, Memory, Report, Workers
 from feddm.cli.display import HEADER, TextDisplay, line
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.formatting import size_text
 from feddm.errors import FedDMError
 from feddm.runtime.build import LocalSetup, build
@@ -172,8 +173,8 @@ class TestMistakes:
         [
             (
                 ["run", "--dataset", "mnits"],
-                "there is no data set 'mnits'; did you mean mnist? "
-                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+                "unknown data set 'mnits' (did you mean mnist?); "
+                "choose from digits, mnist, fashion-mnist, cifar10, cifar100",
             ),
             (
                 ["run", "--clients", "0"],
@@ -209,7 +210,7 @@ class TestMistakes:
             ),
             (
                 ["run", "--device", "cpu", "--set", "runtime.precision=float16"],
-                "runtime.precision float16 needs a GPU; a CPU can take bfloat16",
+                "runtime.precision float16 needs a GPU; use bfloat16 on a CPU",
             ),
             (
                 ["profile", "--device", "gpu"],
@@ -225,7 +226,7 @@ class TestMistakes:
             ),
             (
                 ["bench", "--out", "nowhere/bench.json"],
-                "--out nowhere/bench.json: there is no folder nowhere",
+                "--out nowhere/bench.json: the directory nowhere does not exist",
             ),
             (
                 ["run", "none.toml"],
@@ -233,13 +234,13 @@ class TestMistakes:
             ),
             (
                 ["data", "check", "imagenet"],
-                "there is no data set 'imagenet'; "
-                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+                "unknown data set 'imagenet'; "
+                "choose from digits, mnist, fashion-mnist, cifar10, cifar100",
             ),
             (
                 ["data", "fetch", "MNIST"],
-                "there is no data set 'MNIST'; did you mean mnist? "
-                "known: digits, mnist, fashion-mnist, cifar10, cifar100",
+                "unknown data set 'MNIST' (did you mean mnist?); "
+                "choose from digits, mnist, fashion-mnist, cifar10, cifar100",
             ),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -254,7 +255,7 @@ class TestMistakes:
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-        message = f"runtime.device is {device}, but torch finds no such device here"
+        message = f"runtime.device is {device}, but torch finds no such device; use auto or cpu"
         assert feddm_("run", "--device", device).error == message
         assert not list(Path("runs").glob("*"))
 
@@ -316,15 +317,15 @@ class TestRun:
         assert lines[3].startswith("      2/2 ")
         assert {len(row) for row in lines[1:4]} == {len(HEADER)}
         assert lines[4].startswith("Final accuracy ")
-        assert lines[5:] == ["Everything is in run", "The report is run/report.html"]
+        assert lines[5:] == ["Results: run", "Report: run/report.html"]
         assert all(row == row.rstrip() and "\x1b" not in row for row in lines)
 
     def test_a_path_is_never_broken_into_lines(self, feddm_: Feddm, tmp_path: Path) -> None:
         out = tmp_path / ("long " * 30 + "way")
         text = feddm_("run", *arguments(rounds=1), "--out", out).text
         assert text.splitlines()[-2:] == [
-            f"Everything is in {out}",
-            f"The report is {out}/report.html",
+            f"Results: {out}",
+            f"Report: {out}/report.html",
         ]
 
     def test_the_header_is_as_wide_as_the_rows(self) -> None:
@@ -351,7 +352,7 @@ class TestRun:
     def test_directories_have_names_of_their_own(self, feddm_: Feddm) -> None:
         for number in (1, 2):
             text = feddm_("run", *arguments(rounds=1)).text
-            assert text.splitlines()[-2] == f"Everything is in runs/feddm-digits-{number}"
+            assert text.splitlines()[-2] == f"Results: runs/feddm-digits-{number}"
             assert (Path("runs") / f"feddm-digits-{number}" / "model.safetensors").exists()
 
     def test_two_that_begin_at_once_do_not_get_in_each_others_way(
@@ -390,7 +391,7 @@ class TestRun:
             "group",
             0.5,
         )
-        assert (values["synthesis"]["images_per_class"], values["partition"]["alpha"]) == (1, 5)
+        assert (values["algorithm"]["images_per_class"], values["partition"]["alpha"]) == (1, 5)
         record = json.loads((Path("run") / "results.jsonl").read_text())
         assert len(record["clients"]) == 2  # half of three
         assert all(c["metrics"]["images"] == c["metrics"]["classes"] for c in record["clients"])
@@ -399,7 +400,7 @@ class TestRun:
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=True, width=80, color_system=None)
         options = {"clients": CLIENTS, "rounds": 2, "workers": 1}
-        config = resolve(options=options, settings=SETTINGS)
+        config = resolve(options=options, settings=SETTINGS, shared=True)
         with TextDisplay(console) as display:
             result = execute(config, tmp_path / "run", display)
             display.finished(result.records, tmp_path / "run")
@@ -431,7 +432,7 @@ class TestResume:
             json.dumps(json.loads(environment.read_text()) | {"numpy": "0.0"})
         )
         assert feddm_("resume", "run").out.startswith(
-            "Note: since the run began: numpy 0.0 -> "
+            "Note: changed since the run began: numpy 0.0 -> "
         )
 
     def test_what_is_no_run_directory(self, feddm_: Feddm, tmp_path: Path) -> None:
@@ -447,7 +448,7 @@ class TestResume:
 
     def test_control_c_says_how_to_go_on(self, tmp_path: Path) -> None:
         directory = tmp_path / "run"
-        slow = arguments(rounds=1000, synthesis_steps=20)
+        slow = arguments(rounds=1000, synthesis__steps=20)
         with running(tmp_path, "run", *slow, "--out", directory) as process:
             wait_for_rounds(process, directory, 2)  # so the first is on the screen too
             process.send_signal(signal.SIGINT)
@@ -539,7 +540,7 @@ class TestPartition:
         message = feddm_("partition", "--clients", 2000).error
         assert message.startswith("1438 examples cannot be split over 2000 clients")
         message = feddm_("partition", "--clients", 3, "--set", "partition.scheme=classes").error
-        assert message.startswith("3 clients with 2 classes each cannot hold all 10 classes")
+        assert message.startswith("3 clients with 2 classes each cannot cover all 10 classes")
 
     def test_a_picture(self, feddm_: Feddm) -> None:
         text = feddm_("partition", "--out", "split.png").text
@@ -567,28 +568,28 @@ class TestPartition:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         shown = feddm_("partition", "--out", "split.png")
         assert shown.code == 2
-        assert shown.err == "feddm: pictures need matplotlib: pip install 'feddm[figures]'\n"
+        assert shown.err == "feddm: figures need matplotlib: pip install 'feddm[figures]'\n"
         assert not Path("split.png").exists()
 
 
 class TestProfile:
-    COMMAND = ("profile", *arguments(rounds=5, workers=2, synthesis_images_per_class=1))
+    COMMAND = ("profile", *arguments(rounds=5, workers=2, images_per_class=1))
 
     def test_as_text(self, feddm_: Feddm) -> None:
         text = feddm_(*self.COMMAND).text
         rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
-        assert rows[0] == ["One round"]
-        assert rows[1] == ["part", "seconds", "share", "calls"]
-        shown = {name: (share, calls) for name, _, share, calls in rows[3:]}
+        assert rows[0] == ["part", "seconds", "share", "calls"]
+        shown = {name: (share, calls) for name, _, share, calls in rows[1:]}
         assert shown["the whole round"] == ("100.0 %", "1")
         assert shown["clients"][1] == str(CLIENTS)
-        assert shown["networks sampled"][1] == str(2 * CLIENTS)
+        assert shown["sampling networks"][1] == str(2 * CLIENTS)
         assert not list(Path().iterdir())  # it writes nothing
 
     def test_what_was_not_done_is_not_shown(self, feddm_: Feddm) -> None:
-        text = feddm_(*self.COMMAND, "--algorithm", "fedavg").text
+        options = arguments(algorithm="fedavg")
+        text = feddm_("profile", "--algorithm", "fedavg", *options).text
         assert "training" in text
-        assert "networks sampled" not in text
+        assert "sampling networks" not in text
 
     def test_as_json(self, feddm_: Feddm) -> None:
         parts = json.loads(feddm_(*self.COMMAND, "--json").text)
@@ -598,7 +599,7 @@ class TestProfile:
 
 
 class TestBench:
-    """What is shown; tests/test_bench.py measures."""
+    """The output; tests/analysis/test_bench.py tests the measurements."""
 
     REPORT = Report(
         machine={"processor": "abacus", "cores": "2"},
@@ -616,7 +617,7 @@ class TestBench:
 
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-        """Returns what is asked to be measured."""
+        """The arguments of each call of `measure`, which is replaced."""
         asked: list[object] = []
 
         def measure(
@@ -634,15 +635,15 @@ class TestBench:
         assert asked == [(8, 1, False)]
         rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
         assert rows[0] == ["Measuring nothing."]
-        assert ["ConvNet of width 8, one thread; large matrices: 50 GFLOP/s"] in rows
-        assert ["compiled", "and back to images", "12,346", "20.2", "40 %"] in rows
+        assert ["ConvNet of width 8, one thread; large matrix products: 50 GFLOP/s"] in rows
+        assert ["compiled", "forward and back to images", "12,346", "20.2", "40 %"] in rows
         assert ["quick", "4,608", "900", "2.5", "1.00", "1.23 MB", "all"] in rows
         assert ["quick", "ten steps"] in rows
         assert ["speed-up of 2 workers", "1.88"] in rows
-        assert ["memory after 100 and 1000 such clients", "300 and 301 MB"] in rows
-        assert ["the ball's share of a server's step", "1.23 %"] in rows
+        assert ["memory after 100 and 1000 small clients", "300 and 301 MB"] in rows
+        assert ["projection, share of a server step", "1.23 %"] in rows
         assert [
-            "peak memory, ten clients, two workers",
+            "peak memory, 10 clients, 2 workers",
             "1,500 MB, 500 of it in workers",
         ] in rows
         assert ["processor", "abacus"] in rows
@@ -671,7 +672,9 @@ class TestData:
         assert lines[1].split() == [
             *("digits", "10", "1,438", "359", "1x8x8", "comes", "with", "feddm")
         ]
-        assert lines[2].split() == ["mnist", "10", "60,000", "10,000", "1x28x28", "not", "here"]
+        assert lines[2].split() == [
+            *("mnist", "10", "60,000", "10,000", "1x28x28", "not", "downloaded")
+        ]
         assert lines[-1] == f"Data folder: {tmp_path / 'data'}"
 
     def test_list_of_a_folder_with_a_long_name(self, feddm_: Feddm, tmp_path: Path) -> None:
@@ -679,26 +682,26 @@ class TestData:
         lines = feddm_("data", "list", "--data-dir", folder).text.splitlines()
         assert lines[-1] == f"Data folder: {folder}"
 
-    def test_check_of_what_is_right(self, feddm_: Feddm) -> None:
+    def test_check_of_intact_files(self, feddm_: Feddm) -> None:
         for words in (["digits"], []):  # nothing else is here
             lines = feddm_("data", "check", *words).text.splitlines()
             assert len(lines) == 4
             for row in lines:
                 name, state, path = row.split(maxsplit=2)
-                assert (name, state) == ("digits", "right")
+                assert (name, state) == ("digits", "ok")
                 assert Path(path).is_file()
 
-    def test_check_of_what_is_not_there(self, feddm_: Feddm, tmp_path: Path) -> None:
+    def test_check_of_missing_files(self, feddm_: Feddm, tmp_path: Path) -> None:
         message = feddm_("data", "check", "mnist").error
         assert message.startswith(f"mnist is not in {tmp_path / 'data'}")
 
-    def test_check_of_what_is_damaged(self, feddm_: Feddm, tmp_path: Path) -> None:
+    def test_check_of_damaged_files(self, feddm_: Feddm, tmp_path: Path) -> None:
         folder = tmp_path / "data" / "MNIST" / "raw"
         folder.mkdir(parents=True)
         (folder / "train-images-idx3-ubyte").write_bytes(b"damaged")
         shown = feddm_("data", "check", "mnist")
         assert shown.code == 2
-        assert [row.split()[:2] for row in shown.out.splitlines()] == [["mnist", "WRONG"]] * 4
+        assert [row.split()[:2] for row in shown.out.splitlines()] == [["mnist", "FAILED"]] * 4
         assert shown.err.startswith(f"feddm: {folder / 'train-images-idx3-ubyte'} ")
         assert shown.err.endswith(" (and 3 more)\n")
 

@@ -1,4 +1,4 @@
-"""``feddm flower``, as far as it answers at once; tests/flower has the rest."""
+"""``feddm flower``: what it checks and says before it starts anything."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def test_the_app_is_a_folder_with_a_configuration(
     assert capsys.readouterr().out == f"flwr run {tmp_path / 'mine'}\n"
     text = (tmp_path / "mine" / "pyproject.toml").read_text()
     assert 'clientapp = "feddm.flower.client_app:app"' in text
-    with pytest.raises(RunDirectoryError, match="exists; name a new folder"):
+    with pytest.raises(RunDirectoryError, match="already exists; choose a new folder"):
         call("app", tmp_path / "mine")
 
 
-def test_a_node_needs_files_that_are_there(tmp_path: Path) -> None:
+def test_a_node_needs_files_that_exist(tmp_path: Path) -> None:
     node = ("node", "--superlink", "127.0.0.1:1", "--client", 0)
-    with pytest.raises(ConfigError, match=r"there is no file .*ca\.crt"):
+    with pytest.raises(ConfigError, match=r"no such file: .*ca\.crt"):
         call(*node, "--root-certificates", tmp_path / "ca.crt")
     (tmp_path / "key").touch()
-    with pytest.raises(ConfigError, match="--insecure has no use for --key"):
+    with pytest.raises(ConfigError, match="--key cannot be used with --insecure"):
         call(*node, "--insecure", "--key", tmp_path / "key")
-    with pytest.raises(ConfigError, match="lacks data, where its chest is"):
+    with pytest.raises(ConfigError, match="data must be the path of its chest, got ''"):
         call(*node, "--insecure", "--dataset", "chest")
 
 
-def test_a_node_says_whether_anything_limits_it(
+def test_a_node_without_a_policy_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("feddm.flower.runner.serve", lambda *_: None)
     node = ("node", "--superlink", "127.0.0.1:1", "--client", 0, "--insecure")
     call(*node)
-    assert "whatever the server asks is done" in capsys.readouterr().out
+    assert "limits this node: it does whatever the server asks" in capsys.readouterr().out
     file = tmp_path / "policy.toml"
     monkeypatch.setenv("FEDDM_POLICY", str(file))
     file.write_text("epsilon = 4")
@@ -52,10 +52,10 @@ def test_a_node_says_whether_anything_limits_it(
     assert capsys.readouterr().out == ""
     file.write_text("epsilom = 4")
     with pytest.raises(LedgerError, match="unknown key epsilom"):
-        call(*node)  # before anybody is asked
+        call(*node)  # before it connects
 
 
-def test_what_is_known_to_fail_starts_nothing(
+def test_nothing_starts_if_a_check_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
@@ -67,9 +67,9 @@ def test_what_is_known_to_fail_starts_nothing(
     own.write_text("[data]\nname = 'chest'\n[data.own]\nclasses = ['ill', 'well']")
     with pytest.raises(ConfigError, match="min_clients must be at most 2"):
         call("up", "--clients", 2, "--min-clients", 3)
-    with pytest.raises(ConfigError, match="have none; start each with"):
+    with pytest.raises(ConfigError, match="`feddm flower up` starts none; start each node"):
         call("up", own)
-    # The rounds of another run would be shown as those of this one.
+    # Otherwise it would show the rounds of another run as its own.
     (tmp_path / "earlier").mkdir()
     (tmp_path / "earlier" / "model.safetensors").touch()
     with pytest.raises(RunDirectoryError, match="earlier exists and is not empty"):
@@ -78,7 +78,7 @@ def test_what_is_known_to_fail_starts_nothing(
 
 
 @pytest.mark.parametrize("command", [("up",), ("app", "x")])
-def test_without_flower_it_says_how_to_get_it(
+def test_without_flower_it_says_how_to_install_it(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec

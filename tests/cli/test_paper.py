@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from feddm.algorithms.feddm import UnionSettings
 from feddm.analysis.studies import Cell, StudyObserver
 from feddm.cli import app
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.errors import FedDMError
 from feddm.paper import making
 from feddm.paper.experiments import EXPERIMENTS
@@ -23,7 +24,7 @@ from feddm.runtime.rundir import RunDirectory
 
 def paper(*arguments: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["feddm", "paper", *arguments])  # it is written down
+        patch.setattr("sys.argv", ["feddm", "paper", *arguments])  # it is recorded
         result = CliRunner(env={"COLUMNS": "200"}).invoke(
             app, ["paper", *arguments], catch_exceptions=False
         )
@@ -42,13 +43,13 @@ def points_in(file: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all experiments are beside each other, so that one can take over another's runs."""
+    """One directory for all experiments, so that they can reuse each other's runs."""
     return tmp_path_factory.mktemp("paper")
 
 
 @pytest.fixture(autouse=True)
 def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing here needs a file that does not come with the package."""
+    """No test here needs data that does not come with the package."""
     monkeypatch.setenv("FEDDM_DATA", str(tmp_path / "none"))
 
 
@@ -70,7 +71,7 @@ def test_a_table_fits_80_columns(tmp_path: Path) -> None:
     assert table[0].split() == ["method", "floats", "on", "digits", "std", "paper", "MB"]
     assert table[1].rstrip() == "MNIST, Dir10(0.5)"
     assert table[2].startswith("  FedDM, dirichlet 0.5, ")
-    # What the paper counts for MNIST: 81 pairs of ten images with 784 pixels.
+    # The paper's count for MNIST: 81 pairs of ten images with 784 pixels.
     assert table[2].split()[-2] == "635,040"
     assert max(map(len, table[:20])) <= 80
 
@@ -80,7 +81,7 @@ def test_every_experiment(name: str, folder: Path) -> None:
     experiment, study = EXPERIMENTS[name], folder / name
     output = paper(name, "--scale", "smoke", "--out", str(study))
     assert f"{experiment.place}: {experiment.shows}." in output
-    assert f"Everything is in {study}" in output
+    assert f"Results: {study}" in output
     what = json.loads((study / "paper.json").read_text())
     assert (what["experiment"], what["scale"]) == (name, "smoke")
     assert what["command"] == f"feddm paper {name} --scale smoke --out {study}"
@@ -90,7 +91,7 @@ def test_every_experiment(name: str, folder: Path) -> None:
     assert (study / "paper.csv").read_text().count("\n") == 1 + len(what["rows"])
     if not experiment.runs:
         return
-    assert "It takes about" in output
+    assert "This takes roughly" in output
     assert "data.name " in output and "-> digits" in output
     assert what["seeds"] == [0]
     assert [row["run"] for row in what["rows"]] == [run.name for run in experiment.runs]
@@ -102,7 +103,7 @@ def test_every_experiment(name: str, folder: Path) -> None:
     assert (study / "curves.pdf").read_bytes().startswith(b"%PDF")
     points = points_in(study / "curves.csv")
     assert len(points) == len(experiment.runs) * (1 if name == "resnet18" else 2)
-    # A study like others, so that whatever reads those can read this.
+    # It is also an ordinary study.
     cells = json.loads((study / "study.json").read_text())["cells"]
     assert cells == [f"{run.name}-seed0" for run in experiment.runs]
     assert all((study / "cells" / cell / "results.jsonl").exists() for cell in cells)
@@ -124,7 +125,7 @@ def test_the_noise_of_the_paper_has_no_guarantee(folder: Path) -> None:
     assert "NO GUARANTEE" in page and "| no guarantee |" in page
 
 
-def test_images_are_drawn_for_each_level_of_noise(folder: Path) -> None:
+def test_images_are_drawn_for_each_noise_level(folder: Path) -> None:
     names = {file.name for file in (folder / "images").glob("images-*.png")}
     expected = ("nonoise", "sigma2", "sigma3", "sigma5")
     assert names == {f"images-{name}.png" for name in expected}
@@ -139,15 +140,17 @@ def test_the_surrogate_is_drawn_with_its_points(folder: Path) -> None:
     assert "As printed in Appendix A" in (study / "paper.md").read_text()
 
 
-def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     study = tmp_path / "one" / "real"
     command = ["real", "--scale", "smoke", "--out", str(study)]
     assert "cifar10-dir10-0.5-real seed 0: round 1/2" in paper(*command)
     rows = rows_in(study)
     again = paper(*command)
-    assert "round" not in again.replace("rounds", "").split("It takes")[1].split("Accuracy")[0]
+    assert (
+        "round" not in again.replace("rounds", "").split("This takes")[1].split("Accuracy")[0]
+    )
     assert rows_in(study) == rows
-    # Of two seeds, one is new; and one cell was lost on the way.
+    # One of two seeds is new, and one cell was lost.
     shutil.rmtree(study / "cells" / "cifar10-dir10-0.5-feddm-seed0")
     more = paper(*command, "--seeds", "2")
     assert "cifar10-dir10-0.5-feddm seed 0: round 1/2" in more
@@ -162,16 +165,16 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     before = json.loads(paper(*command))["rows"]
     cell = study / "cells" / "cifar10-dir10-0.5-feddm-rho5-seed0"
     kept = (cell / "config.toml").read_text(), (cell / "environment.json").read_text()
-    (cell / "model.safetensors").unlink()  # the last that a run writes
+    (cell / "model.safetensors").unlink()  # the last file of a run
     assert json.loads(paper(*command))["rows"] == before
     assert (cell / "model.safetensors").exists()
     assert kept == ((cell / "config.toml").read_text(), (cell / "environment.json").read_text())
 
 
-def test_what_was_run_for_another_experiment_is_taken_over(tmp_path: Path) -> None:
+def test_runs_of_another_experiment_are_reused(tmp_path: Path) -> None:
     paper("ipc", "--scale", "smoke", "--out", str(tmp_path / "ipc"))
     output = paper("rho", "--scale", "smoke", "--out", str(tmp_path / "rho"))
-    assert "feddm-rho5-seed0 is taken from" in output
+    assert "Note: reusing cifar10-dir10-0.5-feddm-rho5-seed0 from " in output
     assert "feddm-rho5 seed 0: round" not in output
     assert "feddm-rho3 seed 0: round 1/2" in output
     ipc, rho = (
@@ -183,18 +186,23 @@ def test_what_was_run_for_another_experiment_is_taken_over(tmp_path: Path) -> No
 
 def test_tuned_settings_of_a_method(tmp_path: Path) -> None:
     file, study = tmp_path / "tuned.toml", tmp_path / "real"
-    file.write_text('algorithm = "real"\n[server]\nlr = 0.02\n')
+    file.write_text('[algorithm]\nname = "real"\n[algorithm.server]\nlr = 0.02\n')
     command = ["real", "--scale", "smoke", "--out", str(study), "--with"]
-    assert "REAL has settings of its own" in paper(*command, f"real={file}")
+    assert "REAL uses these settings" in paper(*command, f"real={file}")
     for name, lr in (("real", 0.02), ("feddm", 0.05)):
         cell = study / "cells" / f"cifar10-dir10-0.5-{name}-seed0"
-        assert RunDirectory.open(cell).config().server.lr == lr
+        settings = RunDirectory.open(cell).config().algorithm
+        assert isinstance(settings, UnionSettings)
+        assert (settings.name, settings.server.lr) == (name, lr)
     page = (study / "paper.md").read_text()
-    assert "REAL has settings of its own, where they are used: server.lr 0.02." in page
+    assert "REAL uses these settings where they apply: server.lr 0.02." in page
     for wrong, why in (("feddm", "tuned.toml is for real"), ("fedavg", "one of real, feddm,")):
         with pytest.raises(FedDMError, match=why):
             paper(*command, f"{wrong}={file}")
-    with pytest.raises(FedDMError, match="for cost nothing is"):
+    file.write_text("[algorithm.server]\nlrr = 0.02\n")
+    with pytest.raises(FedDMError, match=r"--with sets server\.lrr, which real does not have"):
+        paper(*command, f"real={file}")
+    with pytest.raises(FedDMError, match="--with does not apply to cost: it trains nothing"):
         paper("cost", "--with", f"real={file}")
 
 
@@ -204,16 +212,16 @@ def test_other_directories_are_left_alone(tmp_path: Path) -> None:
         with pytest.raises(FedDMError, match="choose another with --out"):
             paper(name, "--scale", "smoke", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-    # Nor is another study taken for one's own.
+    # Other studies are left alone, too.
     compared = tmp_path / "compared"
     (compared / "cells" / "fedavg-seed0").mkdir(parents=True)
     paper("surrogate", "--out", str(tmp_path / "surrogate"))
     for other in (compared, tmp_path / "surrogate"):
-        with pytest.raises(FedDMError, match="holds something else; choose another"):
+        with pytest.raises(FedDMError, match="is not a directory of ipc; choose another"):
             paper("ipc", "--scale", "smoke", "--out", str(other))
 
 
-def test_missing_data_are_told_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_data_is_an_error_before_anything_runs(tmp_path: Path) -> None:
     plan = making.Plan(EXPERIMENTS["real"], SCALES["small"], 1, "feddm paper real")
     digits, cifar = (resolve(options={"dataset": name}) for name in ("digits", "cifar10"))
     cells = [Cell("first", 0, digits), Cell("second", 0, cifar)]
@@ -231,7 +239,7 @@ def test_wrong_names() -> None:
         paper("ipc", "--scale", "tiny")
 
 
-def test_the_commit_is_that_of_a_repository_with_this_code_only(
+def test_the_commit_is_only_of_a_repository_with_this_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = tmp_path / "feddm" / "paper" / "making.py"

@@ -32,7 +32,7 @@ def test_noise_and_epsilon_are_inverse() -> None:
     noise = json.loads(run("privacy", "noise", "--epsilon", "4", *options))["noise_multiplier"]
     spent = json.loads(run("privacy", "epsilon", "--noise", str(noise), *options))["epsilon"]
     assert spent == pytest.approx(4.0, rel=1e-4)
-    # Ten releases are as one with sqrt(10) times less noise.
+    # Ten releases cost as much as one with sqrt(10) times less noise.
     one = json.loads(run("privacy", "noise", "--epsilon", "4", "--json"))["noise_multiplier"]
     assert noise == pytest.approx(math.sqrt(10) * one)
 
@@ -45,7 +45,7 @@ def test_sampling_costs_less() -> None:
 
 
 def test_counts_cost_too() -> None:
-    # Two rounds of counts under ten deviations, beside two of four steps under two.
+    # Two counts with multiplier 10, plus two rounds of four steps with multiplier 2.
     counted = Released(2, 10.0)
     options = ("--rounds", "2", "--releases", "4", "--counts", "--json")
     spent = json.loads(run("privacy", "epsilon", "--noise", "2", *options))["epsilon"]
@@ -64,25 +64,25 @@ def test_counts_cost_too() -> None:
         (["noise", "--epsilon", "1", "--rounds", "0"], "times must be"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: list[str], says: str) -> None:
+def test_mistakes_are_one_line_errors(arguments: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         run("privacy", *arguments)
 
 
 def test_a_folder_without_ledgers(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="has no ledgers"):
+    with pytest.raises(LedgerError, match="no ledgers in"):
         run("privacy", "ledger", str(tmp_path / "none"))
 
 
-def test_a_folder_in_which_nothing_was_released(tmp_path: Path) -> None:
-    assert run("privacy", "ledger", str(tmp_path)) == "Nothing was spent yet.\n"
-    nothing = "Nothing was uploaded under privacy yet.\n"
+def test_an_empty_folder(tmp_path: Path) -> None:
+    assert run("privacy", "ledger", str(tmp_path)) == "Nothing has been spent yet.\n"
+    nothing = "No private client has uploaded anything yet.\n"
     assert run("privacy", "uploads", str(tmp_path)) == nothing
 
 
 @pytest.fixture(scope="module")
 def ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the ledgers of two runs of two rounds each, under one budget."""
+    """Returns the ledgers of two runs of two rounds each."""
     folder = tmp_path_factory.mktemp("ledgers")
     for number in range(2):
         out = folder.with_name(f"{folder.name}-run{number}")
@@ -118,14 +118,14 @@ class TestAfterARun:
         assert sum("round   2" in line for line in lines) == 4
         assert max(map(len, lines)) <= 80
 
-    def test_a_budget_that_is_spent_is_spent(self, ledgers: Path, tmp_path: Path) -> None:
+    def test_a_spent_budget_stays_spent(self, ledgers: Path, tmp_path: Path) -> None:
         ledger = ("--set", f"privacy.ledger={ledgers}")
         with pytest.raises(FedDMError, match="no budget is left"):
             run("run", "--epsilon", "0.5", *ledger, *SMALL, "--out", str(tmp_path / "run"))
 
 
 class TestUnits:
-    """What protects one unit of privacy is no figure for another."""
+    """Each unit of privacy has its own epsilon."""
 
     @staticmethod
     def spend(folder: Path, split: str, *entries: Entry, client: int = 0) -> None:
@@ -147,28 +147,28 @@ class TestUnits:
             assert rows[unit]["epsilon"] is None
             assert rows[unit]["protected"] == pytest.approx(cost([Released(times, 8.0)], 1e-5))
         (told,) = rows["group"]["unprotected"]
-        assert told == "a release that protects the example, not the group"
+        assert told == "a release that protects examples, not groups"
         text = run("privacy", "ledger", str(tmp_path))
         assert text.count("no guarantee") == 2
         assert told in text
         assert f"all other releases: epsilon {rows['example']['protected']:.4f}" in text
         assert max(map(len, text.splitlines())) <= 80
 
-    def test_pay_for_their_own_client_alone(self, tmp_path: Path) -> None:
+    def test_pay_only_for_their_own_client(self, tmp_path: Path) -> None:
         for client, event in enumerate((Released(3, 8.0), Released(2, 7.0))):
             self.spend(tmp_path, "a", Entry("", 1, b"", (event,)), client=client)
         (row,) = self.rows(tmp_path).values()
         assert row["epsilon"] == pytest.approx(cost([Released(3, 8.0)], 1e-5))
         assert row["clients"] == 2
 
-    def test_of_several_examples_have_no_figure_over_splits(self, tmp_path: Path) -> None:
+    def test_groups_and_clients_have_no_epsilon_across_splits(self, tmp_path: Path) -> None:
         for split in ("a", "b"):
             self.spend(tmp_path, split, Entry("", 1, b"", (Released(1, 8.0),), "client"))
         (row,) = self.rows(tmp_path).values()
         assert row["epsilon"] is None
         assert row["unprotected"] == ["a release for another split, which has other clients"]
 
-    def test_what_is_not_protected_is_named(self, tmp_path: Path) -> None:
+    def test_unprotected_releases_are_named(self, tmp_path: Path) -> None:
         self.spend(
             tmp_path,
             "a",
@@ -177,10 +177,10 @@ class TestUnits:
         )
         (row,) = self.rows(tmp_path).values()
         assert (row["epsilon"], row["protected"]) == (None, 0)
-        assert row["unprotected"] == ["a release under a fixed secret", "synthetic images"]
+        assert row["unprotected"] == ["a release with a fixed secret", "synthetic images"]
 
 
-def test_a_mistaken_delta_is_told_in_one_line(ledgers: Path) -> None:
+def test_an_invalid_delta_is_a_one_line_error(ledgers: Path) -> None:
     with pytest.raises(ConfigError, match="delta must be"):
         run("privacy", "ledger", str(ledgers), "--delta", "2")
 
@@ -191,9 +191,9 @@ def test_ledgers_of_single_runs_are_counted(
     monkeypatch.setattr("feddm.privacy.ledger.user_data_path", lambda name: tmp_path)
     ledgers.rename(tmp_path / "ledgers")
     try:
-        assert "of their own" not in run("privacy", "ledger")
+        assert "their own ledger" not in run("privacy", "ledger")
         (tmp_path / "run-ledgers" / "some-run").mkdir(parents=True)
-        assert f"Runs with a ledger of their own: 1, in {tmp_path}" in run("privacy", "ledger")
+        assert f"Runs with their own ledger: 1, in {tmp_path}" in run("privacy", "ledger")
     finally:
         (tmp_path / "ledgers").rename(ledgers)
 

@@ -1,4 +1,4 @@
-"""What is shown and written of runs and studies with privacy."""
+"""Output and files of runs and studies with privacy."""
 
 import csv
 import json
@@ -13,10 +13,11 @@ from feddm.cli import app
 from feddm.cli.display import PRIVATE_HEADER
 from feddm.errors import ConfigError
 
-SMALL = [
-    *("--clients", "3", "--rounds", "1", "--workers", "1", "--ipc", "1"),
-    *("--set", "model.width=4", "--set", "model.depth=2", "--set", "server.epochs=1"),
+LEAST = [
+    *("--clients", "3", "--rounds", "1", "--workers", "1"),
+    *("--set", "model.width=4", "--set", "model.depth=2"),
 ]
+SMALL = [*LEAST, "--ipc", "1", "--set", "server.epochs=1"]  # with settings of FedDM
 SERVER = ["--epsilon", "4", "--ledger", "new", "--set", "synthesis.steps=1"]
 FEATURES = [*SERVER, "--set", "privacy.learn=client"]
 FIXED = [*FEATURES, "--set", "privacy.test_secret=known"]
@@ -59,7 +60,7 @@ class TestRun:
     @pytest.mark.parametrize(
         ("options", "words"), [(PAPER, "no guarantee"), (FIXED, "not private")]
     )
-    def test_where_there_is_none_everything_says_so(
+    def test_without_a_guarantee_everything_says_so(
         self, options: list[str], words: str, tmp_path: Path
     ) -> None:
         out = tmp_path / "run"
@@ -73,41 +74,41 @@ class TestRun:
         assert words in summary
         (record,) = result_lines(out)
         assert (record["epsilon"], record["privacy"]) == (None, words)
-        # Nor is there another figure that could be taken for one.
+        # No other number could be mistaken for an epsilon.
         for client in record["clients"]:
             assert client["metrics"].get("epsilon") is None
         assert words in run("resume", str(out), "--json")
 
     def test_nothing_that_depends_on_the_data_is_shown_or_written(self, tmp_path: Path) -> None:
-        # The same run on two splits of the data, in which all clients have other examples.
+        # The same run on two partitions, in which all clients have different examples.
         shown, written = [], []
         for alpha in ("0.1", "5"):
             out = tmp_path / alpha
             text = run("run", *SMALL, *SERVER, "--alpha", alpha, "--out", str(out))
             shown.append(text.splitlines()[:3])
             environment = json.loads((out / "environment.json").read_text())
-            # Random, or digests under a random key: another run has others.
+            # Random, or digests under a random key: they differ in every run.
             for key in ("run", "ledger", "ledger_id", "data"):
                 del environment[key]
             (record,) = result_lines(out)
-            # What is learned from noisy sums is for everybody to see; the rest is public.
+            # Results of noisy sums are public, but differ.
             for key in ("accuracy", "loss", "server_seconds"):
                 del record[key]
             written.append((environment, record, {path.name for path in out.iterdir()}))
         assert shown[0] == shown[1]
         assert written[0] == written[1]
 
-    def test_without_a_guarantee_the_split_is_shown(self, tmp_path: Path) -> None:
+    def test_without_a_guarantee_the_partition_is_shown(self, tmp_path: Path) -> None:
         for name, options in (("plain", []), ("paper", PAPER)):
             text = run("run", *SMALL, *options, "--out", str(tmp_path / name))
             assert re.search(r"3 clients with \d+ to \d+ of 1,438 examples", text)
 
     @pytest.mark.parametrize("options", [[], SERVER], ids=["plain", "private"])
-    def test_held_out_examples_are_told(self, options: list[str], tmp_path: Path) -> None:
+    def test_held_out_examples_are_mentioned(self, options: list[str], tmp_path: Path) -> None:
         split = ("--set", "data.validation=0.25")
         text = run("run", *SMALL, *options, *split, "--out", str(tmp_path / "run"))
         # A quarter of 1,438.
-        protected = ", which nothing protects" if options else ""
+        protected = ", which are not protected" if options else ""
         assert f"Evaluated on 360 held-out training examples{protected}.\n" in text
         text = run("run", *SMALL, *options, "--out", str(tmp_path / "other"))
         assert "held-out" not in text
@@ -116,12 +117,12 @@ class TestRun:
 class TestStudies:
     def test_compare_shows_epsilon_everywhere(self, tmp_path: Path) -> None:
         (tmp_path / "ours.toml").write_text(
-            'algorithm = "feddm"\n[privacy]\nepsilon = 2.0\nlearn = "server"\nledger = "new"\n'
-            "[synthesis]\nsteps = 1\n"
+            '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
+            '[privacy]\nepsilon = 2.0\nlearn = "server"\nledger = "new"\n'
         )
         (tmp_path / "paper.toml").write_text(
-            'algorithm = "feddm"\n[privacy]\nmechanism = "paper"\nledger = "new"\n'
-            "[synthesis]\nsteps = 1\n"
+            '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
+            '[privacy]\nmechanism = "paper"\nledger = "new"\n'
         )
         study, figure = tmp_path / "study", tmp_path / "curves.svg"
         text = run(
@@ -129,7 +130,7 @@ class TestStudies:
             *("--with", f"ours={tmp_path / 'ours.toml'}", "--out", str(study)),
             *("--with", f"paper={tmp_path / 'paper.toml'}", "--figure", str(figure)),
         )
-        # In the lines of rounds and in the table.
+        # In the lines of the rounds and in the table.
         assert re.search(r"^ours seed 1: round 1/1, accuracy .* %, epsilon 2\.000$", text, re.M)
         assert re.search(r"^paper seed 1: .* %, no guarantee$", text, re.M)
         assert re.search(r"^real seed 1: round 1/1, accuracy [\d.]+ %$", text, re.M)
@@ -143,7 +144,7 @@ class TestStudies:
         ours, paper, real = json.loads((study / "table.json").read_text())
         assert ours["epsilon"] == pytest.approx(2.0)
         assert paper["epsilon"] is real["epsilon"] is None
-        # Each seed has its own budget, in a ledger of its own.
+        # Each seed has its own budget, in its own ledger.
         cells = study.glob("cells/ours-seed*/environment.json")
         assert len({json.loads(cell.read_text())["ledger"] for cell in cells}) == 2
         drawn = figure.read_text()
@@ -168,7 +169,7 @@ class TestStudies:
         ],
         ids=str,
     )
-    def test_a_study_needs_ledgers_of_its_own(
+    def test_a_study_needs_its_own_ledgers(
         self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
@@ -181,10 +182,8 @@ class TestStudies:
         assert str(tmp_path / "all") in says
         assert not any(tmp_path.iterdir())
 
-    def test_runs_with_given_noise_may_share_a_ledger_that_is_named(
-        self, tmp_path: Path
-    ) -> None:
-        # There is no budget that they could eat, and the ledger adds them up.
+    def test_runs_with_fixed_noise_may_share_a_named_ledger(self, tmp_path: Path) -> None:
+        # They have no budget to use up, and the ledger adds them up.
         noise = ("--privacy", "features", "--set", "privacy.noise_multiplier=8")
         run(
             *("compare", "--algorithms", "feddm", "--seeds", "0,1", *noise, *SMALL),
@@ -197,7 +196,7 @@ class TestStudies:
         )
         assert 0 < first < second
 
-    def test_without_a_guarantee_no_ledger_is_asked_for(
+    def test_without_a_guarantee_no_ledger_is_needed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
@@ -216,7 +215,7 @@ class TestStudies:
             (
                 ["--epsilon", "4", "--privacy", "features"],
                 [
-                    "features is for feddm, other algorithms take gradients "
+                    "--privacy features is for feddm; other algorithms take gradients "
                     "(fedavg, fedprox, fednova, scaffold)",
                     "real sends real images",
                 ],
@@ -230,7 +229,7 @@ class TestStudies:
         ],
         ids=str,
     )
-    def test_algorithms_that_do_not_fit_are_named(
+    def test_unsuitable_algorithms_are_named(
         self, options: list[str], reasons: list[str], rest: str, tmp_path: Path
     ) -> None:
         says = refused("compare", *options, "--seeds", "0,1", "--out", str(tmp_path / "study"))
@@ -243,9 +242,11 @@ class TestStudies:
         says = refused("compare", "--epsilon", "4", "--algorithms", "real")
         assert says.endswith("; none is left")
 
-    def test_the_papers_grid_without_what_privacy_does_not_use(self, tmp_path: Path) -> None:
+    def test_the_papers_grid_without_settings_that_privacy_does_not_have(
+        self, tmp_path: Path
+    ) -> None:
         run(
-            *("tune", "--algorithm", "fedavg", *SMALL, "--privacy", "gradients"),
+            *("tune", "--algorithm", "fedavg", *LEAST, "--privacy", "gradients"),
             *("--set", "privacy.noise_multiplier=1", "--set", "privacy.steps=1"),
             *("--ledger", "new", "--out", str(tmp_path)),
         )

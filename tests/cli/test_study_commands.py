@@ -15,9 +15,11 @@ from feddm.paper import published
 
 SMALL = [
     *("--clients", "3", "--rounds", "1", "--workers", "1"),
-    *("--set", "model.width=4", "--set", "model.depth=2", "--set", "synthesis.steps=1"),
-    *("--set", "server.epochs=1", "--set", "local.batch_size=64"),
+    *("--set", "model.width=4", "--set", "model.depth=2"),
 ]
+IMAGES = ["--set", "server.epochs=1"]  # of FedDM and REAL
+SYNTHESIS = ["--set", "synthesis.steps=1"]  # of FedDM
+LOCAL = ["--set", "local.batch_size=64"]  # of all others
 
 
 def run(*arguments: str) -> str:
@@ -29,6 +31,7 @@ def run(*arguments: str) -> str:
 def test_compare_all_six(tmp_path: Path) -> None:
     study = tmp_path / "study"
     command = ["compare", "--seeds", "0,1", "--targets", "0.01,1", "--out", str(study), *SMALL]
+    command += [*IMAGES, *SYNTHESIS, *LOCAL]
     output = run(*command)
     for name in ("feddm", "fedavg", "fedprox", "fednova", "scaffold", "real"):
         assert f"{name} seed 1: round 1/1" in output
@@ -47,12 +50,14 @@ def test_compare_all_six(tmp_path: Path) -> None:
 def test_compare_draws_a_figure(tmp_path: Path) -> None:
     file = tmp_path / "curves.pdf"
     command = ["compare", "--algorithms", "real,fedavg", "--figure", str(file), *SMALL]
+    command += [*IMAGES, *LOCAL]
     assert f"Drawn in {file}" in run(*command, "--out", str(tmp_path / "study"))
     assert file.read_bytes().startswith(b"%PDF")
 
 
 def test_compare_as_json_is_json_only(tmp_path: Path) -> None:
-    output = run("compare", "--algorithms", "real", "--json", "--out", str(tmp_path), *SMALL)
+    command = ["compare", "--algorithms", "real", "--json", "--out", str(tmp_path)]
+    output = run(*command, *SMALL, *IMAGES)
     assert json.loads(output)[0]["name"] == "real"
 
 
@@ -60,46 +65,38 @@ def test_tune_chooses_on_held_out_examples_and_compare_takes_the_winner(tmp_path
     tuned = tmp_path / "tuned"
     output = run(
         *("tune", "--algorithm", "fedavg", "--grid", "local.lr=1e-9,.05", "--out", str(tuned)),
-        *("--validation", "0.2", *SMALL, "--set", "local.epochs=5"),
+        *("--validation", "0.2", *SMALL, *LOCAL, "--set", "local.epochs=5"),
     )
     assert "Best on validation: lr=0.05" in output
     assert tomllib.loads((tuned / "winner.toml").read_text()) == {
-        "algorithm": "fedavg",
-        "local": {"lr": 0.05},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.05}},
     }
     for cell in (tuned / "cells").iterdir():
         config = tomllib.loads((cell / "config.toml").read_text())
         assert config["data"]["validation"] == 0.2
     study = tmp_path / "study"
     run(
-        *("compare", "--algorithms", "fedavg,real", "--out", str(study), *SMALL),
+        *("compare", "--algorithms", "fedavg,fedprox", "--out", str(study), *SMALL, *LOCAL),
         *("--with", f"fedavg={tuned / 'winner.toml'}"),
     )
     config = tomllib.loads((study / "cells" / "fedavg-seed0" / "config.toml").read_text())
-    assert config["local"]["lr"] == 0.05
+    assert config["algorithm"]["local"]["lr"] == 0.05
     assert config["data"]["validation"] == 0
-    config = tomllib.loads((study / "cells" / "real-seed0" / "config.toml").read_text())
-    assert config["local"]["lr"] == 0.01
+    config = tomllib.loads((study / "cells" / "fedprox-seed0" / "config.toml").read_text())
+    assert config["algorithm"]["local"]["lr"] == 0.01
 
 
 def test_the_winner_is_over_a_preset(tmp_path: Path) -> None:
-    (tmp_path / "winner.toml").write_text("[local]\nlr = 0.05\nepochs = 3\n")
+    (tmp_path / "winner.toml").write_text("[algorithm.local]\nlr = 0.05\nepochs = 3\n")
     study = tmp_path / "study"
     run(
-        *(
-            "compare",
-            "--algorithms",
-            "fedavg",
-            "--out",
-            str(study),
-            "--preset",
-            "quick",
-            *SMALL,
-        ),
+        *("compare", "--algorithms", "fedavg", "--out", str(study), "--preset", "quick"),
+        *(*SMALL, *LOCAL),
         *("--with", f"fedavg={tmp_path / 'winner.toml'}"),
     )
     config = tomllib.loads((study / "cells" / "fedavg-seed0" / "config.toml").read_text())
-    assert (config["local"]["lr"], config["local"]["epochs"]) == (0.05, 3)
+    local = config["algorithm"]["local"]
+    assert (local["lr"], local["epochs"], local["batch_size"]) == (0.05, 3, 64)
 
 
 def test_a_file_for_one_algorithm_must_not_make_it_unfair(tmp_path: Path) -> None:
@@ -113,16 +110,30 @@ def test_a_file_for_one_algorithm_must_not_make_it_unfair(tmp_path: Path) -> Non
         )
 
 
+def test_a_typo_in_the_file_of_one_algorithm_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[algorithm.local]\nlrr = 0.5\n")
+    command = ["compare", "--algorithms", "fedavg,real", "--out", str(tmp_path / "study")]
+    with pytest.raises(ConfigError, match=r"unknown key local\.lrr \(did you mean lr\?\)"):
+        CliRunner().invoke(
+            app,
+            [*command, "--with", f"fedavg={tmp_path / 'mine.toml'}"],
+            catch_exceptions=False,
+        )
+
+
 def test_settings_under_a_name_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('algorithm = "real"\n[server]\nlr = 0.5\n')
+    (tmp_path / "mine.toml").write_text(
+        '[algorithm]\nname = "real"\n[algorithm.server]\nlr = 0.5\n'
+    )
     study = tmp_path / "study"
     output = run(
         *("compare", "--algorithms", "real,mine", "--seeds", "0,1", "--out", str(study)),
-        *("--with", f"mine={tmp_path / 'mine.toml'}", "--against", "real", *SMALL),
+        *("--with", f"mine={tmp_path / 'mine.toml'}", "--against", "real", *SMALL, *IMAGES),
     )
     assert "mine seed 1: round 1/1" in output
     config = tomllib.loads((study / "cells" / "mine-seed1" / "config.toml").read_text())
-    assert (config["algorithm"], config["server"]["lr"], config["seed"]) == ("real", 0.5, 1)
+    algorithm = config["algorithm"]
+    assert (algorithm["name"], algorithm["server"]["lr"], config["seed"]) == ("real", 0.5, 1)
 
     # The difference of the accuracies that the cells wrote down, seed by seed.
     real, mine = (
@@ -143,18 +154,53 @@ def test_settings_under_a_name_of_ones_own(tmp_path: Path) -> None:
     assert rows[1]["difference"]["error"] == pytest.approx(abs(first - second) / 2)
 
     lines = (study / "table.md").read_text().splitlines()
-    assert lines[0].startswith("|  | final % | less real | best % |")
+    assert lines[0].startswith("|  | final % | vs real | best % |")
     points = f"{50 * (first + second):+.2f} ({50 * abs(first - second):.2f})"
     assert lines[3].split(" | ")[2] == points
     (_, ours) = csv.DictReader((study / "table.csv").read_text().splitlines())
     assert float(ours["difference"]) == rows[1]["difference"]["mean"]
     assert float(ours["difference_error"]) == rows[1]["difference"]["error"]
-    assert "less real" in output
+    assert "vs real" in output
     assert points in output
 
 
+def test_each_algorithm_takes_the_settings_that_it_has(tmp_path: Path) -> None:
+    settings = ("--set", "local.momentum=0.5", "--set", "mu=0.25", *LOCAL)
+    run(
+        *("compare", "--algorithms", "fedprox,scaffold", "--out", str(tmp_path)),
+        *(*SMALL, *settings),
+    )
+    prox, scaffold = (
+        tomllib.loads((tmp_path / "cells" / f"{name}-seed0" / "config.toml").read_text())
+        for name in ("fedprox", "scaffold")
+    )
+    assert prox["algorithm"]["mu"] == 0.25
+    assert prox["algorithm"]["local"]["momentum"] == 0.5
+    assert "mu" not in scaffold["algorithm"]
+    assert "momentum" not in scaffold["algorithm"]["local"]
+    assert scaffold["algorithm"]["local"]["batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[algorithm.local]\nlrr = 0.1\n", r"unknown key local.lrr \(did you mean lr\?\)"),
+        ("[algorithm.server]\nlr = 0.1\n", "unknown key server"),
+        ("[local]\nlr = 0.1\n", r"\[local\] .* of an earlier version"),
+    ],
+)
+def test_a_file_for_one_algorithm_has_only_its_settings(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    command = ["compare", "--algorithms", "fedavg,real", "--out", str(tmp_path / "study")]
+    with pytest.raises(ConfigError, match=says):
+        run(*command, "--with", f"fedavg={tmp_path / 'mine.toml'}")
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_file_that_names_no_algorithm_is_no_variant(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[server]\nlr = 0.5\n")
+    (tmp_path / "mine.toml").write_text("[algorithm.server]\nlr = 0.5\n")
     command = ["compare", "--algorithms", "feddm,mine", "--out", str(tmp_path / "study")]
     with pytest.raises(ConfigError, match="add --with mine=FILE with a file that names"):
         CliRunner().invoke(
@@ -166,9 +212,19 @@ def test_a_file_that_names_no_algorithm_is_no_variant(tmp_path: Path) -> None:
 
 
 def test_ablate_compares_every_change_with_none(tmp_path: Path) -> None:
-    changes = ["none:server.epochs=1", "both:synthesis.coding=uint8,server.augment=true"]
+    changes = ["none:server.epochs=1", "both:coding=uint8,server.augment=true"]
     options = [part for change in changes for part in ("--change", change)]
-    run("ablate", "--seeds", "0,1", "--out", str(tmp_path), *SMALL, *options)
+    run(
+        "ablate",
+        "--seeds",
+        "0,1",
+        "--out",
+        str(tmp_path),
+        *SMALL,
+        *IMAGES,
+        *SYNTHESIS,
+        *options,
+    )
     rows = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
     assert list(rows) == ["base", "none", "both"]
     assert rows["base"]["difference"] is None
@@ -179,16 +235,17 @@ def test_ablate_compares_every_change_with_none(tmp_path: Path) -> None:
     config = (tmp_path / "cells" / "both-seed1" / "config.toml").read_text()
     assert tomllib.loads(config)["data"]["validation"] == 0.1
     assert json.loads((tmp_path / "study.json").read_text())["changes"]["both"] == {
-        "synthesis.coding": "uint8",
+        "coding": "uint8",
         "server.augment": True,
     }
 
 
 def test_tune_survives_a_choice_that_diverges(tmp_path: Path) -> None:
-    command = ["tune", "--algorithm", "fedavg", "--out", str(tmp_path), *SMALL, "--rounds", "3"]
-    output = run(*command, "--grid", "local.lr=1e6,0.05")
+    command = ["tune", "--algorithm", "fedavg", "--out", str(tmp_path), *SMALL, *LOCAL]
+    output = run(*command, "--rounds", "3", "--grid", "local.lr=1e6,0.05")
     assert "lr=1000000.0 seed 0 failed" in output
-    assert tomllib.loads((tmp_path / "winner.toml").read_text())["local"]["lr"] == 0.05
+    winner = tomllib.loads((tmp_path / "winner.toml").read_text())
+    assert winner["algorithm"]["local"]["lr"] == 0.05
 
 
 def test_message_size_of_digits() -> None:
@@ -199,7 +256,7 @@ def test_message_size_of_digits() -> None:
     assert rows[3]["floats"] == 20 * 298_506
     assert 0 < rows[0]["floats"] < 10 * 10 * 10 * 64
     assert rows[0]["num_bytes"] == pytest.approx(rows[0]["floats"] / 64 * (4 * 64 + 1))
-    short = ["--set", "synthesis.coding=uint8", "--set", "server.weighting=examples"]
+    short = ["--set", "coding=uint8", "--set", "server.weighting=examples"]
     coded = json.loads(run("message-size", "--splits", "3", "--alpha", "0.5", *short, "--json"))
     # And the range of one channel for each of ten clients.
     images = coded[0]["floats"] / 65
@@ -212,9 +269,9 @@ def test_message_size_of_digits() -> None:
     "settings",
     [
         {},
-        {"synthesis.coding": "uint8", "server.weighting": "examples"},
-        {"synthesis.coding": "float16"},
-        {"synthesis.start": "noise", "synthesis.coding": "uint8"},
+        {"coding": "uint8", "server.weighting": "examples"},
+        {"coding": "float16"},
+        {"synthesis.start": "noise", "coding": "uint8"},
     ],
     ids=str,
 )
@@ -223,7 +280,7 @@ def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
     sent = [
         tiny.run_tiny(rounds=1, seed=seed, set=settings).records[0].bytes_up for seed in (0, 1)
     ]
-    given = [f"--set={key}={value}" for key, value in settings.items()]
+    given = [f"--set={key}={value}" for key, value in settings.items() if key != "local.epochs"]
     split = ["--clients", str(tiny.CLIENTS), "--alpha", "0.5", "--splits", "2", "--json"]
     rows = json.loads(run("message-size", "--preset", "quick", *split, *given))
     assert rows[0]["num_bytes"] == sum(sent) / 2
@@ -236,9 +293,9 @@ def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
         (["--width", "32"], 123, None),
         (["--clients", "9"], None, None),
         (["--ipc", "9"], None, 456),
-        (["--set", "synthesis.coding=float16"], None, 456),
+        (["--set", "coding=float16"], None, 456),
         (["--set", "synthesis.start=noise"], None, 456),
-        (["--set", "synthesis.min_class_size=9"], None, 456),
+        (["--set", "min_class_size=9"], None, 456),
         (["--set", "partition.scheme=dirichlet-plain"], None, 456),
     ],
 )
@@ -279,7 +336,7 @@ class TestMessageSizeUnderPrivacy:
             {
                 "privacy.noise_multiplier": 1e-6,
                 "privacy.learn": "client",
-                "synthesis.coding": "uint8",
+                "coding": "uint8",
             },
             {"privacy.noise_multiplier": 1.0},
             {
@@ -296,7 +353,7 @@ class TestMessageSizeUnderPrivacy:
             "privacy.mechanism": "features",
             "synthesis.networks": 2,
             # No class has just so many, where the least noise would decide.
-            "synthesis.min_class_size": 9,
+            "min_class_size": 9,
         }
         given = [f"--set={key}={value}" for key, value in settings.items()]
         rows = json.loads(run(*self.COMMAND, *given))
@@ -310,7 +367,7 @@ class TestMessageSizeUnderPrivacy:
             for seed in (0, 1)
         ]
         assert rows[0]["num_bytes"] == pytest.approx(sum(r.bytes_up for r in sent) / 2)
-        if "synthesis.coding" not in settings:
+        if "coding" not in settings:
             assert rows[0]["floats"] == pytest.approx(sum(r.floats_up for r in sent) / 2)
 
     def test_sums_by_hand(self) -> None:
@@ -332,7 +389,7 @@ class TestMessageSizeUnderPrivacy:
         few = json.loads(
             run(
                 *(*command, "--privacy", "gradients", "--epsilon", "4"),
-                *("--set", "synthesis.min_class_size=48"),
+                *("--set", "min_class_size=48"),
             )
         )
         # As many as they have on average: every other class or so is sent.
@@ -389,16 +446,24 @@ class TestMessageSizeUnderPrivacy:
         (["compare", "--algorithms", "feddm", "--against", "real"], "takes one of feddm, got"),
         (["compare", "--with", "mine=mine.toml"], "--with takes NAME=FILE with one of"),
         (["compare", "--device", "gpu"], "runtime.device must be one of auto, cpu, cuda, mps"),
-        (["tune", "--grid", "local.lr=1", "--compile", "1"], "runtime.compile must be one of"),
+        (["tune", "--grid", "server.lr=1", "--compile", "1"], "runtime.compile must be one of"),
         (["compare", "--algorithms", "../evil"], "letters, digits"),
         (["compare", "--algorithms", "real,real"], "--algorithms takes different names"),
         (["compare", "--seeds", "0,x"], "--seeds takes different whole numbers"),
         (["compare", "--targets", "95"], "numbers from 0 to 1"),
         (["compare", "--with", "fedavg"], "--with takes NAME=FILE"),
         (["compare", "--with", "fedavg=nowhere.toml"], "nowhere.toml"),
-        (["compare", "--set", "local.momentum=0.9"], "momentum must be 0 for scaffold"),
+        (
+            ["compare", "--algorithms", "scaffold", "--set", "local.momentum=0.9"],
+            "local.momentum cannot be set here: SCAFFOLD has none",
+        ),
+        (["compare", "--algorithms", "real,fedavg", *SYNTHESIS], "unknown key synthesis"),
+        (
+            ["compare", "--set", "synthesis.step=1"],
+            r"unknown key synthesis.step \(did you mean",
+        ),
         (["compare", "--figure", "none/curves.png"], "cannot draw none/curves.png"),
-        (["tune"], "name one with --grid"),
+        (["tune"], "the paper has no grid for feddm; give one with --grid"),
         (["ablate", "--change", "mine"], "--change takes NAME:KEY=VALUE"),
         (["ablate", "--change", "a/b:seed=1"], "--change takes NAME:KEY=VALUE"),
         (["ablate", "--change", "mine:server.lrr=1"], "unknown key server.lrr"),
@@ -425,17 +490,17 @@ class TestMessageSizeUnderPrivacy:
         ),
         (["ablate", "--change", "mine:min_clients=11"], "min_clients must be at most 10"),
         (["compare", "--set", "seed=5", "--algorithms", "real"], "seed cannot be set to 5"),
-        (["tune", "--grid", "local.lr=1", "--set", "seed=5"], "seed cannot be set to 5"),
+        (["tune", "--grid", "server.lr=1", "--set", "seed=5"], "seed cannot be set to 5"),
         (["tune", "--grid", "min_clients=1,11"], "min_clients must be at most 10"),
         (
-            ["tune", "--grid", "local.lr=1", "--set", "data.validation=0"],
+            ["tune", "--grid", "server.lr=1", "--set", "data.validation=0"],
             "data.validation cannot be set here",
         ),
         (["tune", "--grid", "data.validation=.1,.2"], "data.validation cannot be set here"),
-        (["tune", "--grid", "local.lr"], "--grid takes key=value"),
-        (["tune", "--grid", "local.lrr=1"], "unknown key local.lrr"),
-        (["tune", "--grid", "local.lr=1", "--validation", "2"], "data.validation must be"),
-        (["tune", "--grid", "local.lr=1", "--validation", "0"], "the test set tunes nothing"),
+        (["tune", "--grid", "server.lr"], "--grid takes key=value"),
+        (["tune", "--grid", "server.lrr=1"], "unknown key server.lrr"),
+        (["tune", "--grid", "server.lr=1", "--validation", "2"], "data.validation must be"),
+        (["tune", "--grid", "server.lr=1", "--validation", "0"], "the test set tunes nothing"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:

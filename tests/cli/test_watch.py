@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fabricated import config, record, records, write_run, write_study
 from feddm.cli import app, watch
 from feddm.cli.curve import curve
-from feddm.cli.watch import Run, Study, in_use
+from feddm.cli.watch import Study, WatchedRun, in_use
 from feddm.errors import RunDirectoryError
 from feddm.runtime.results import to_line
 from feddm.runtime.rundir import RunDirectory
@@ -26,10 +26,10 @@ def feddm(*arguments: object) -> str:
 
 
 def followed(run: Path, height: int = 40) -> str:
-    """Returns what a terminal of 80 columns was sent."""
+    """Returns the output on a terminal of 80 columns."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, height=height)
-    watch.follow(Study(run) if (run / "cells").is_dir() else Run(run), console)
+    watch.follow(Study(run) if (run / "cells").is_dir() else WatchedRun(run), console)
     return screen.getvalue()
 
 
@@ -46,10 +46,10 @@ def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
 
 def test_before_the_first_round(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [], config(rounds=3))
-    assert "the first round is not over yet" in feddm("watch", run)
+    assert "waiting for the first round" in feddm("watch", run)
 
 
-def test_what_cannot_be_watched(tmp_path: Path) -> None:
+def test_a_directory_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         feddm("watch", tmp_path)
 
@@ -59,12 +59,12 @@ def test_it_ends_with_the_run(tmp_path: Path) -> None:
     (run / "model.safetensors").write_bytes(b"")
     text = followed(run)
     assert "50.00 %" in text
-    assert f"The run has ended. Look at it: feddm report {run}" in text
+    assert f"The run has finished. Report: feddm report {run}" in text
 
 
-def test_it_ends_if_nobody_is_at_work(tmp_path: Path) -> None:
+def test_it_ends_if_no_process_works_on_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", records([0.25]), config(rounds=2))
-    assert f"Nobody is at work on it: feddm resume {run}" in followed(run)
+    assert f"The run has stopped. Continue: feddm resume {run}" in followed(run)
 
 
 def test_it_shows_rounds_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_it_shows_rounds_as_they_come(tmp_path: Path, monkeypatch: pytest.Monkey
             pass
         (run / "model.safetensors").write_bytes(b"")
 
-    with RunDirectory.open(run):  # somebody is at work
+    with RunDirectory.open(run):  # a process works on it
         worker = threading.Thread(target=work)
         worker.start()
         text = followed(run)
@@ -96,7 +96,7 @@ def test_it_shows_rounds_as_they_come(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "75.00 %" in text
 
 
-def test_ctrl_c_ends_the_view_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_only_stops_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", records([0.25]), config(rounds=2))
 
     def interrupted(_: float) -> None:
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_the_view_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("feddm.cli.watch.time.sleep", interrupted)
     with RunDirectory.open(run):
-        assert "It goes on." in followed(run)
+        assert "Still running." in followed(run)
 
 
 def test_a_long_run_fits_the_screen(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_long_run_fits_the_screen(tmp_path: Path) -> None:
     last = followed(run, height=24).split("98/99")[-2:]
     assert len(last) == 2
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
-    shown = Run(run).view(console).plain.splitlines()
+    shown = WatchedRun(run).view(console).plain.splitlines()
     assert len(shown) < 24
     assert any(line.split()[:1] == ["99/99"] for line in shown)
     assert not any(line.split()[:1] == ["1/99"] for line in shown)
@@ -121,7 +121,7 @@ def test_a_long_run_fits_the_screen(tmp_path: Path) -> None:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Two methods with two seeds each; the last of these four runs is at its second round."""
+    """Two methods with two seeds each; the last of the four runs is in its second round."""
     folder = write_study(tmp_path / "study", ("feddm", "real"), (0, 1), rounds=4)
     last = folder / "cells" / "real-seed1"
     for number, name in enumerate(("feddm-seed0", "real-seed0", "feddm-seed1", "real-seed1")):
@@ -135,11 +135,11 @@ def study(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_study_shows_its_runs_and_the_curve_of_the_last(study: Path) -> None:
+def test_a_study_shows_its_runs_and_the_latest_curve(study: Path) -> None:
     lines = feddm("watch", study).splitlines()
-    assert lines[0] == f"{study}: 4 runs begun, 3 ended"
+    assert lines[0] == f"{study}: 4 runs started, 3 finished"
     assert lines[1].split() == ["round", "accuracy"]
-    # The best is 0.95, less 0.08 a method and 0.01 a seed, and half of it is missing, then a
+    # The limit is 0.95, minus 0.08 per method and 0.01 per seed; rounds miss a half of it, a
     # quarter, an eighth and a sixteenth.
     assert [line.split() for line in lines[2:6]] == [
         ["feddm-seed0", "4/4", "89.06", "%"],
@@ -151,29 +151,29 @@ def test_a_study_shows_its_runs_and_the_curve_of_the_last(study: Path) -> None:
     assert lines[-1].startswith("  43.0 % ")
 
 
-def test_a_study_that_has_ended(study: Path) -> None:
+def test_a_finished_study(study: Path) -> None:
     (study / "study.json").write_text("{}")
-    assert f"The study has ended. Look at it: feddm report {study}" in followed(study)
+    assert f"The study has finished. Report: feddm report {study}" in followed(study)
 
 
-def test_a_study_that_nobody_works_on(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_no_process_works_on(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "PAUSE", 0.05)
     monkeypatch.setattr(watch, "REFRESH", 0.01)
-    # It ended once, and was begun again with more runs.
+    # It finished once, and was started again with more runs.
     (study / "study.json").write_text("{}")
     os.utime(study / "study.json", (1001, 1001))
-    assert "Nobody is at work on it; the command that began it" in followed(study)
+    assert "The study has stopped. Run its command again to continue." in followed(study)
 
 
 def test_a_study_goes_on_while_a_run_does(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SILENCE", 0.0)
     watched = Study(study)
-    watched._busy = -math.inf  # a long time ago
+    watched._busy = -math.inf  # long ago
     with RunDirectory.open(study / "cells" / "real-seed1"):
         assert watched.end() == ""
-    assert watched.end() == ""  # the next run may begin in a moment
+    assert watched.end() == ""  # the next run may start in a moment
     watched._busy = -math.inf
-    assert watched.end().startswith("Nobody is at work")
+    assert watched.end().startswith("The study has stopped")
 
 
 def test_a_long_study_fits_the_screen(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_in_use(tmp_path: Path) -> None:
     st.integers(0, 5),
     st.booleans(),
 )
-def test_a_curve_keeps_within_its_frame(
+def test_a_curve_stays_within_its_frame(
     values: list[float], left: int, ascii_only: bool
 ) -> None:
     lines = curve(values, max(1, len(values) + left), 60, 8, ascii_only=ascii_only)
@@ -213,7 +213,7 @@ def test_a_curve_keeps_within_its_frame(
     assert bool(lines) == bool(known)
 
 
-def test_a_level_curve_is_one_line_and_ends_where_the_run_is() -> None:
+def test_a_flat_curve_is_one_line_that_ends_at_the_current_round() -> None:
     lines = curve([0.5, 0.5, 0.5], 5, 30, 5, ascii_only=True)
     (drawn,) = [line for line in lines if "*" in line]
     # 20 columns for 5 rounds: the third is in the middle.

@@ -32,7 +32,7 @@ COMPILER = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++
 needs_compiler = pytest.mark.skipif(
     shutil.which(COMPILER) is None, reason=f"there is no C++ compiler {COMPILER} here"
 )
-# torch's own: where it imports its compiler, and where it looks at what is no leaf.
+# torch's own warnings: on importing its compiler, and on inspecting a non-leaf tensor.
 torch_may_warn = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
 )
@@ -58,14 +58,14 @@ def images(num: int) -> Tensor:
 
 
 def num_compiled() -> int:
-    """Returns how many programs torch has compiled in this process."""
+    """Returns how many functions torch has compiled in this process."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
 
 
 def gradients(model: Model, num: int) -> list[Tensor]:
-    """Returns outputs, and gradients by the images and by all parameters."""
+    """Returns the outputs, and the gradients of the images and all parameters."""
     x = images(num).requires_grad_()
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in PARAMS.items()}
     outputs = model(leaves, 2 * x)
@@ -75,7 +75,7 @@ def gradients(model: Model, num: int) -> list[Tensor]:
 
 
 class TestAccelerated:
-    def test_without_a_wish_it_is_the_model_itself(self) -> None:
+    def test_by_default_it_is_the_model_itself(self) -> None:
         assert accelerated(MODEL, compiled=False, precision="float32") is MODEL
         assert accelerated(MODEL, True, "float32") == Accelerated(MODEL, True, "float32")
         assert accelerated(MODEL, False, "bfloat16") == Accelerated(MODEL, False, "bfloat16")
@@ -89,7 +89,7 @@ class TestAccelerated:
         assert all(torch.equal(params[name], PARAMS[name]) for name in PARAMS)
 
     def test_bfloat16_by_hand(self) -> None:
-        # Its numbers have eight bits: 1 + 1/512 becomes 1. Only products are computed in it.
+        # It has 8 bits of precision: 1 + 1/512 rounds to 1. Only products use it.
         x = torch.full((2, 1, 1, 1), 1 + 1 / 512)
         outputs = Accelerated(Line(), precision="bfloat16")({"w": torch.ones(1, 1)}, x)
         assert outputs.logits.flatten().tolist() == [1.0, 1.0]
@@ -116,7 +116,7 @@ def test_compiled_outputs_are_those_of_the_model() -> None:
                 model(PARAMS, images(num)), MODEL(PARAMS, images(num)), strict=True
             ):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert num_compiled() == before + 1  # another number of images is not another program
+    assert num_compiled() == before + 1  # another batch size does not recompile
 
 
 @needs_compiler
@@ -136,7 +136,7 @@ def test_compiled_gradients_are_those_of_the_model() -> None:
 
 
 class TestCompilerProblem:
-    """It is cached: what is tested is the function itself."""
+    """The result is cached, so the tests call the undecorated function."""
 
     @staticmethod
     def problem_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str | None:
@@ -152,15 +152,17 @@ class TestCompilerProblem:
         assert self.problem_with(monkeypatch, error) == "no room on the disk"
         assert self.problem_with(monkeypatch, RuntimeError(300 * "x")) == 200 * "x"
 
-    def test_an_error_without_words_has_a_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_without_a_message_has_a_name(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert self.problem_with(monkeypatch, MemoryError()) == "MemoryError"
 
-    def test_logging_goes_on_afterwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_logging_resumes_afterwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = logging.root.manager.disable
         self.problem_with(monkeypatch, RuntimeError("no"))
         assert logging.root.manager.disable == before
 
-    def test_there_is_none_where_it_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_none_if_it_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "compile", lambda function: function)
         assert compiler_problem.__wrapped__() is None
 
@@ -198,7 +200,7 @@ class TestDevice:
         assert find_device("cpu") == CPU
 
     @pytest.mark.parametrize("wanted", ["cuda", "mps"])
-    def test_one_that_is_not_there_is_refused(
+    def test_a_missing_device_is_rejected(
         self, monkeypatch: pytest.MonkeyPatch, wanted: str
     ) -> None:
         self.present(monkeypatch)
@@ -206,7 +208,7 @@ class TestDevice:
             find_device(wanted)
 
     def test_float16_needs_a_gpu(self) -> None:
-        with pytest.raises(ConfigError, match="float16 needs a GPU; a CPU can take bfloat16"):
+        with pytest.raises(ConfigError, match="float16 needs a GPU; use bfloat16 on a CPU"):
             check_precision("float16", CPU)
         check_precision("float16", torch.device("cuda"))
         check_precision("float32", CPU)

@@ -15,17 +15,17 @@ def test_normalization_by_hand() -> None:
     assert HALF.inputs(pixels).flatten().tolist() == pytest.approx([-1, 1, -1, 3])
 
 
-def test_every_pixel_value_comes_back() -> None:
+def test_every_pixel_value_round_trips() -> None:
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(1, 2, 1, 1)
     assert torch.equal(HALF.pixels(HALF.inputs(pixels)), pixels)
 
 
-def test_pixels_outside_of_the_range_are_cut() -> None:
+def test_pixels_out_of_range_are_clamped() -> None:
     inputs = torch.tensor([-9.0, 9.0]).view(1, 1, 1, 2).repeat(1, 2, 1, 1)
     assert HALF.pixels(inputs).flatten().tolist() == [0, 255, 0, 255]
 
 
-def test_choosing_examples() -> None:
+def test_selecting_examples() -> None:
     x = torch.arange(8, dtype=torch.uint8).view(4, 2, 1, 1)
     data = Examples(x, torch.tensor([5, 6, 7, 8]), HALF, torch.tensor([1.0, 2.0, 3.0, 4.0]))
     index = torch.tensor([2, 0])
@@ -40,13 +40,13 @@ def test_choosing_examples() -> None:
     assert torch.equal(part[torch.tensor([0, 1])].x, batch.x)
 
 
-def test_inputs_are_taken_as_they_are() -> None:
+def test_inputs_are_not_normalized_again() -> None:
     data = Examples(torch.randn(3, 1, 2, 2), torch.tensor([0, 1, 0]))
     assert torch.equal(data[torch.tensor([1])].x, data.x[1:2])
     assert data[torch.tensor([1])].weight is None
 
 
-def test_what_is_there_already_is_not_copied() -> None:
+def test_tensors_already_on_the_device_are_not_copied() -> None:
     data = Examples(torch.zeros(2, 2, 1, 1), torch.tensor([0, 1]), HALF, torch.ones(2))
     same = data.to(CPU)
     assert same.x is data.x
@@ -61,7 +61,7 @@ def test_every_example_of_a_large_class_has_its_slot(labels: list[int], size: in
     data = Examples(torch.zeros(len(labels), 1, 1, 1), torch.tensor(labels))
     classes, members = data.by_class(size)
     assert classes == [c for c in range(10) if labels.count(c) >= size]
-    # In their order within a class, and class after class.
+    # Ordered by class, in their original order within each.
     found = list(zip(members.slots.tolist(), members.index.tolist(), strict=True))
     assert found == [
         (slot, place)
@@ -90,7 +90,7 @@ def test_no_class_is_large_enough() -> None:
 class TestSample:
     MEMBERS = Members(torch.tensor([*range(10, 20), 3, 5]), torch.tensor([0] * 10 + [1] * 2))
 
-    def test_without_repeats_and_class_after_class(self) -> None:
+    def test_without_replacement_and_ordered_by_class(self) -> None:
         for seed in range(20):
             drawn = self.MEMBERS.sample(4, torch.Generator().manual_seed(seed))
             assert drawn.slots.tolist() == [0, 0, 0, 0, 1, 1]
@@ -101,24 +101,24 @@ class TestSample:
     def test_all_of_them(self) -> None:
         assert self.MEMBERS.sample(None, torch.Generator()) is self.MEMBERS
 
-    def test_asking_for_more_than_there_are_gives_all(self) -> None:
+    def test_more_than_available_gives_all(self) -> None:
         drawn = self.MEMBERS.sample(100, torch.Generator().manual_seed(0))
         assert torch.equal(drawn.slots, self.MEMBERS.slots)
         assert sorted(drawn.index.tolist()) == sorted(self.MEMBERS.index.tolist())
 
-    def test_the_generator_decides(self) -> None:
+    def test_the_sample_depends_on_the_generator(self) -> None:
         first, again, other = (
             self.MEMBERS.sample(4, torch.Generator().manual_seed(seed)).index.tolist()
             for seed in (1, 1, 2)
         )
         assert first == again != other
 
-    def test_nobody_to_draw(self) -> None:
+    def test_no_examples(self) -> None:
         nobody = torch.empty(0, dtype=torch.int64)
         drawn = Members(nobody, nobody).sample(3, torch.Generator())
         assert len(drawn.index) == len(drawn.slots) == 0
 
-    def test_every_example_is_as_likely(self) -> None:
+    def test_every_example_is_equally_likely(self) -> None:
         rng = torch.Generator().manual_seed(0)
         drawn = torch.cat([self.MEMBERS.sample(4, rng).index for _ in range(2000)])
         counts = torch.bincount(drawn, minlength=20)[10:20]

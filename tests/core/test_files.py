@@ -1,4 +1,4 @@
-"""Files after a crash, a full disk, or a look by somebody else."""
+"""Files after a crash, on a full disk, and under the eyes of others."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from feddm.core import files
 
 
 @given(st.integers(1, 12))
-def test_a_line_that_was_cut_off_is_written_over(
+def test_a_truncated_line_is_overwritten(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     file = tmp_path_factory.mktemp("folder") / "lines"
@@ -26,18 +26,18 @@ def test_a_line_that_was_cut_off_is_written_over(
     assert file.read_bytes() == b"one\nthree\n"
 
 
-def test_a_first_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
+def test_a_truncated_first_line_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"on")
     assert files.whole_lines(tmp_path / "lines") == []
     files.append(tmp_path / "lines", "one")
     assert files.whole_lines(tmp_path / "lines") == ["one"]
 
 
-def test_no_file_has_no_lines(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert files.whole_lines(tmp_path / "lines") == []
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     files.write_whole(file, b"old")
 
@@ -49,12 +49,12 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OSError):
             files.write_whole(file, b"new")
     assert file.read_bytes() == b"old"
-    files.write_whole(file, b"new")  # over the part that was left
+    files.write_whole(file, b"new")  # over the leftover part
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert file.read_bytes() == b"new"
 
 
-def test_what_is_for_the_owner_is_readable_by_nobody_else(tmp_path: Path) -> None:
+def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "a/b"
     files.make_private(folder)
     files.write_whole(folder / "secret", b"", files.OWNER)
@@ -64,8 +64,8 @@ def test_what_is_for_the_owner_is_readable_by_nobody_else(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks files up in /proc")
-def test_names_are_on_the_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut must not take back a file whose folder was still in memory."""
+def test_names_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must not lose a file because its folder was not flushed."""
     synced: set[Path] = set()
     fsync = os.fsync
 
@@ -87,7 +87,7 @@ def test_names_are_on_the_disk_as_well(tmp_path: Path, monkeypatch: pytest.Monke
         assert synced == {folder / file for file in expected}
 
 
-def test_what_the_system_says_is_one_line(tmp_path: Path) -> None:
+def test_an_os_error_becomes_one_line(tmp_path: Path) -> None:
     with (
         pytest.raises(KeyError, match=r"cannot use .*none: No such file or directory; look"),
         files.explained(KeyError, tmp_path, "; look elsewhere"),

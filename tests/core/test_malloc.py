@@ -11,7 +11,7 @@ def test_memory_still_works() -> None:
     assert float(torch.ones(2**24).sum()) == 2**24
 
 
-def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     assert keep_freed_memory() is False
     monkeypatch.setattr(sys, "platform", "linux")

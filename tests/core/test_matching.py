@@ -65,14 +65,14 @@ def test_loss_sums_over_classes() -> None:
 
 
 class TestRelative:
-    """Distances in units of the real means."""
+    """Distances relative to the real means."""
 
     def test_by_hand(self) -> None:
         synthetic = class_means(MODEL(PARAMS, SYNTHETIC), SLOTS, 1)
         # 40, as above, over 4^2 + 12^2
         assert float(relative_loss(targets()[0].means, synthetic)) == 0.25
 
-    def test_every_class_has_its_own_unit(self) -> None:
+    def test_every_class_has_its_own_scale(self) -> None:
         real = ClassMeans(torch.tensor([[1.0], [10.0]]), torch.zeros(2, 2))
         ours = ClassMeans(torch.tensor([[0.0], [0.0]]), torch.zeros(2, 2))
         assert float(matching_loss(real, ours)) == 101.0
@@ -100,12 +100,12 @@ class TestRelative:
         moved = step(factor, matching_loss) - SYNTHETIC
         torch.testing.assert_close(moved, (step(1.0, matching_loss) - SYNTHETIC) * factor**2)
 
-    def test_a_class_without_a_unit_does_not_count(self) -> None:
+    def test_a_class_with_zero_means_is_left_out(self) -> None:
         real = ClassMeans(torch.tensor([[0.0], [10.0]]), torch.zeros(2, 2))
         ours = ClassMeans(torch.tensor([[0.1], [5.0]]), torch.zeros(2, 2))
         assert float(relative_loss(real, ours)) == 0.25
 
-    def test_a_network_that_sees_nothing_changes_nothing(self) -> None:
+    def test_a_network_with_zero_outputs_changes_nothing(self) -> None:
         moved, losses = synthesize(
             MODEL,
             SYNTHETIC,
@@ -193,12 +193,12 @@ class TestSampleNear:
         sampled = sample_near(PARAMS, radius, generator(seed, "test"))
         assert norm(zip_map(torch.sub, sampled, PARAMS)) <= radius * (1 + 1e-5) + 1e-6
 
-    def test_in_many_dimensions_the_clip_always_bites(self) -> None:
+    def test_in_many_dimensions_clipping_always_applies(self) -> None:
         params = {"b": torch.zeros(300, 10), "a": torch.zeros(7000)}
         for seed in range(5):
             sampled = sample_near(params, 5.0, generator(seed, "test"))
             assert norm(sampled) == pytest.approx(5.0, rel=1e-5)
-            # One Gaussian over all: each tensor has its share of the length by its size.
+            # One Gaussian over all parameters: squared norms are proportional to sizes.
             share = float(sampled["b"].square().sum()) / 25
             assert share == pytest.approx(0.3, abs=0.03)
             assert abs(float(sampled["a"].mean())) < 5 * 5 / 100 / math.sqrt(7000)
@@ -233,7 +233,7 @@ def test_loss_is_zero_only_for_equal_means(values: list[float]) -> None:
 
 
 class TestAugmentation:
-    """The synthetic images of a network are changed as its real ones were."""
+    """Synthetic images are transformed like the real ones."""
 
     MODEL = ConvNet((3, 8, 8), 2, width=4, depth=2)
 
@@ -260,7 +260,7 @@ class TestAugmentation:
         assert max(losses) < 1e-9
         torch.testing.assert_close(images, real, rtol=0, atol=1e-3)
 
-    def test_each_network_has_a_change_of_its_own(self) -> None:
+    def test_each_network_has_its_own_transform(self) -> None:
         data, members, targets = self.drawn()
         assert len({float(target.transform(data.x).sum()) for target in targets}) > 3
         for target in targets:
@@ -270,12 +270,12 @@ class TestAugmentation:
 
 
 class TestGroups:
-    """A step takes a few classes at a time, which changes nothing but its memory."""
+    """A step processes a few classes at a time, which only saves memory."""
 
     MODEL = ConvNet((1, 8, 8), 7, width=4, depth=2)
 
     def test_pool_and_fresh_networks_give_the_same_loss_and_gradient(self) -> None:
-        # Two networks with their real batches, once drawn step by step and once kept in a pool.
+        # Two networks with their real batches, drawn step by step or kept in a pool.
         rng = generator(0, "test")
         data = Examples(torch.randn(60, 1, 8, 8, generator=rng), torch.arange(60) % 3)
         _, members = data.by_class(1)

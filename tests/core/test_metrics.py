@@ -9,7 +9,7 @@ from toy import TwoParameters, pixels, point
 
 
 def test_by_hand() -> None:
-    # z = x against 0: 1 and 2 are class 0 and right, -1 is said to be class 1 and is 0: wrong.
+    # z = x against 0: 1 and 2 are correctly class 0; -1 is predicted as class 1 but is 0.
     data = Examples(pixels(1.0, 2.0, -1.0), torch.tensor([0, 0, 0]))
     result = evaluate(TwoParameters(), point(1.0, 1.0), data)
     assert result.accuracy == pytest.approx(2 / 3)
@@ -17,8 +17,8 @@ def test_by_hand() -> None:
     assert result.loss == pytest.approx(sum(losses) / 3)
 
 
-def test_classes_count_the_same_however_many_there_are_of_each() -> None:
-    # All three of class 0 are right, and the one of class 1 is not.
+def test_classes_count_equally_whatever_their_size() -> None:
+    # All three of class 0 are correct; the one of class 1 is not.
     data = Examples(pixels(1.0, 2.0, 3.0, 4.0), torch.tensor([0, 0, 0, 1]))
     result = evaluate(TwoParameters(), point(1.0, 1.0), data)
     assert result.accuracy == 0.75

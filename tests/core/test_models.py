@@ -15,7 +15,7 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
         (ConvNet(MNIST, 10), 317_706),
         (ConvNet(CIFAR, 10), 320_010),
         (ConvNet(CIFAR, 100), 504_420),
-        # 3x3x3x64, then per stage its 3x3 convolutions, 1x1 shortcuts and two numbers a
+        # 3x3x3x64, then per stage its 3x3 convolutions, 1x1 shortcuts and two numbers per
         # channel and norm layer, then 512x10 + 10.
         (ResNet18(CIFAR, 10), 11_173_962),
     ],
@@ -44,7 +44,7 @@ class TestEveryModel:
         expected = outputs.embedding @ params["linear.weight"].T + params["linear.bias"]
         torch.testing.assert_close(outputs.logits, expected)
 
-    def test_the_output_is_the_same_alone_and_in_a_batch(self, model: Model) -> None:
+    def test_the_output_does_not_depend_on_the_batch(self, model: Model) -> None:
         params = model.init(generator(0, "test"))
         x = torch.randn(4, *model.shape)
         alone = torch.cat([model(params, image[None]).logits for image in x])
@@ -64,7 +64,7 @@ class TestEveryModel:
         assert pickle.loads(pickle.dumps(model)) == model
 
 
-def test_convnet_is_the_network_that_torch_layers_make() -> None:
+def test_convnet_equals_the_same_network_of_torch_layers() -> None:
     model = ConvNet((3, 8, 8), 5, width=6, depth=2)
     params = model.init(generator(0, "test"))
     layers: list[torch.nn.Module] = []

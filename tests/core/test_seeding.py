@@ -17,12 +17,12 @@ def test_fields_do_not_run_into_each_other() -> None:
     assert derived_seed(1, "a", 12, 3) != derived_seed(1, "a", 1, 23)
 
 
-def test_the_same_name_gives_the_same_numbers() -> None:
+def test_the_same_arguments_give_the_same_numbers() -> None:
     first, second = (torch.rand(3, generator=generator(5, "x", 2, 7)) for _ in range(2))
     assert torch.equal(first, second)
     assert numpy_generator(5, "x").random() == numpy_generator(5, "x").random()
 
 
-def test_known_value_so_that_old_runs_can_be_repeated() -> None:
+def test_known_value_keeps_old_runs_reproducible() -> None:
     # sha256 of "0", "model", "0", "0" with unit separators between, first 8 bytes, 63 bits.
     assert derived_seed(0, "model") == 6046193470151701561

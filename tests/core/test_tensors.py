@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from feddm.core.tensors import from_bytes, norm, num_bytes, num_floats, to_bytes, zip_map
 
 
-def test_norm_is_that_of_one_long_vector() -> None:
+def test_norm_is_that_of_the_concatenated_vector() -> None:
     tensors = {"b": torch.randn(3, 4), "a": torch.randn(5)}
     whole = torch.cat([tensor.flatten() for tensor in tensors.values()])
     assert norm(tensors) == pytest.approx(float(whole.norm()))
@@ -17,7 +17,7 @@ def test_norm_does_not_depend_on_the_order_of_names() -> None:
     assert norm(tensors) == norm(dict(sorted(tensors.items())))
 
 
-def test_zip_map_goes_by_name_not_by_place() -> None:
+def test_zip_map_matches_by_name_not_by_position() -> None:
     first = {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}
     second = {"b": torch.tensor(20.0), "a": torch.tensor(10.0)}
     assert zip_map(torch.add, first, second) == {
@@ -47,7 +47,7 @@ def test_counts() -> None:
         max_size=3,
     )
 )
-def test_bytes_and_back(values: dict[str, dict[str, list[float]]]) -> None:
+def test_bytes_round_trip(values: dict[str, dict[str, list[float]]]) -> None:
     records = {r: {n: torch.tensor(v) for n, v in ts.items()} for r, ts in values.items()}
     back = from_bytes(to_bytes(records))
     assert set(back) == set(records)
@@ -59,12 +59,12 @@ def test_bytes_and_back(values: dict[str, dict[str, list[float]]]) -> None:
             )
 
 
-def test_a_record_with_a_slash_is_refused() -> None:
-    with pytest.raises(ValueError, match="no slash"):
+def test_a_record_name_with_a_slash_is_rejected() -> None:
+    with pytest.raises(ValueError, match="must not contain a slash"):
         to_bytes({"a/b": {"c": torch.zeros(1)}})
 
 
-def test_tensors_that_share_storage_are_written_in_full() -> None:
+def test_tensors_that_share_storage_are_all_written() -> None:
     whole = torch.arange(6.0)
     back = from_bytes(to_bytes({"r": {"head": whole[:2], "every_second": whole[::2]}}))
     assert back["r"]["head"].tolist() == [0, 1]

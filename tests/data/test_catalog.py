@@ -16,7 +16,7 @@ def name_of(info: DatasetInfo) -> str:
     return info.name
 
 
-def test_names_are_in_the_order_in_which_they_are_listed() -> None:
+def test_names_are_in_listed_order() -> None:
     assert list(DATASETS) == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100"]
     assert [info.name for info in INFOS] == list(DATASETS)
 
@@ -24,7 +24,7 @@ def test_names_are_in_the_order_in_which_they_are_listed() -> None:
 @pytest.mark.parametrize(
     ("name", "num_classes", "shape", "num_train", "num_test"),
     [
-        ("digits", 10, (1, 8, 8), 1438, 359),  # 1797 in all, every fifth of which is a test
+        ("digits", 10, (1, 8, 8), 1438, 359),  # 1797 in total, every fifth for testing
         ("mnist", 10, (1, 28, 28), 60000, 10000),
         ("fashion-mnist", 10, (1, 28, 28), 60000, 10000),
         ("cifar10", 10, (3, 32, 32), 50000, 10000),
@@ -40,7 +40,7 @@ def test_published_numbers(
 
 
 @pytest.mark.parametrize("info", INFOS, ids=name_of)
-def test_entry_agrees_with_itself(info: DatasetInfo) -> None:
+def test_entry_is_consistent(info: DatasetInfo) -> None:
     assert len(set(info.classes)) == len(info.classes)
     assert len(info.mean) == len(info.std) == info.shape[0]
     assert all(0 < value < 1 for value in info.mean + info.std)
@@ -52,7 +52,7 @@ def test_entry_agrees_with_itself(info: DatasetInfo) -> None:
 
 
 @pytest.mark.parametrize("info", INFOS, ids=name_of)
-def test_downloads_make_the_first_layout(info: DatasetInfo) -> None:
+def test_downloads_produce_the_first_layout(info: DatasetInfo) -> None:
     if not info.builtin and not info.downloads[0].is_archive:
         made = [download.name for download in info.downloads]
         assert made == [f"{file.name}.gz" for file in info.layouts[0].files]
@@ -91,22 +91,22 @@ def test_describe_finds_by_name(info: DatasetInfo) -> None:
         ("FashionMNIST", "fashion-mnist"),
     ],
 )
-def test_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
+def test_unknown_name_suggests_the_closest(wrong: str, meant: str) -> None:
     with pytest.raises(DataError) as caught:
         describe(wrong)
     assert str(caught.value) == (
-        f"there is no data set {wrong!r}; did you mean {meant}? "
-        "known: digits, mnist, fashion-mnist, cifar10, cifar100"
+        f"unknown data set {wrong!r} (did you mean {meant}?); "
+        "choose from digits, mnist, fashion-mnist, cifar10, cifar100"
     )
 
 
 @pytest.mark.parametrize("wrong", ["imagenet\nfoo", ""])
-def test_unknown_name_is_one_line_without_a_far_suggestion(wrong: str) -> None:
+def test_unknown_name_is_one_line_without_a_bad_suggestion(wrong: str) -> None:
     with pytest.raises(DataError) as caught:
         describe(wrong)
     assert str(caught.value) == (
-        f"there is no data set {wrong!r}; "
-        "known: digits, mnist, fashion-mnist, cifar10, cifar100"
+        f"unknown data set {wrong!r}; "
+        "choose from digits, mnist, fashion-mnist, cifar10, cifar100"
     )
 
 
@@ -124,7 +124,7 @@ def test_import_is_quick(module: str, slow: set[str]) -> None:
 
 
 class TestDataOfNodes:
-    """What is known of data that only nodes have stands in the configuration."""
+    """The configuration describes data that only the nodes have."""
 
     def test_it_is_described_by_the_configuration(self) -> None:
         own = OwnDataConfig(
@@ -133,22 +133,22 @@ class TestDataOfNodes:
         info = described(DataConfig(name="lesions", own=own))
         assert (info.name, info.classes, info.shape) == ("lesions", ("ill", "well"), (3, 4, 5))
         assert (info.num_train, info.num_test) == (70, 0)
-        # The same for each of the three channels.
+        # The same for all three channels.
         assert (info.mean, info.std) == ((0.4,) * 3, (0.2,) * 3)
         assert not info.layouts
 
     def test_without_classes_it_is_a_known_set(self) -> None:
         assert described(DataConfig(name="mnist")) is describe("mnist")
 
-    def test_it_needs_a_name_of_its_own(self) -> None:
+    def test_its_name_must_not_be_a_known_set(self) -> None:
         own = OwnDataConfig(classes=("ill", "well"))
         with pytest.raises(
-            DataError, match=r"digits is a known set; give it another data\.name"
+            DataError, match=r"digits, a known data set; choose another data\.name"
         ):
             described(DataConfig(name="digits", own=own))
 
-    def test_classes_that_were_forgotten_are_asked_for(self) -> None:
-        with pytest.raises(DataError, match=r"data\.own\.classes is missing: .* of lesions"):
+    def test_missing_classes_are_reported(self) -> None:
+        with pytest.raises(DataError, match=r"data\.own\.classes is missing; .* of lesions"):
             described(DataConfig(name="lesions", own=OwnDataConfig(shape=(1, 8, 8))))
-        with pytest.raises(DataError, match="there is no data set 'lesions'"):
+        with pytest.raises(DataError, match="unknown data set 'lesions'; choose from"):
             described(DataConfig(name="lesions"))

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from feddm.core.examples import Examples, Normalization
 from feddm.data import formats
 from feddm.data.catalog import DATASETS, DataFile, DatasetInfo, Layout
-from feddm.data.datasets import check, data_root, load, locate, possible_locations
+from feddm.data.datasets import check_dataset, data_root, load, locate, possible_locations
 from feddm.errors import DataError
 
 Bytes = NDArray[np.uint8]
 
-# Three training examples and two to test, of 2 x 2 pixels.
+# Three training and two test examples of 2 x 2 pixels.
 IMAGES = {
     "train": np.arange(12, dtype=np.uint8).reshape(3, 1, 2, 2),
     "test": np.arange(100, 108, dtype=np.uint8).reshape(2, 1, 2, 2),
@@ -58,7 +58,7 @@ def idx_contents() -> dict[str, bytes]:
 
 
 def gray_info(contents: dict[str, bytes]) -> DatasetInfo:
-    """Describes four IDX files by what is in them."""
+    """Describes four IDX files by their contents."""
     made = {
         name: DataFile(name, "idx-images" if "images" in name else "idx-labels", md5(content))
         for name, content in contents.items()
@@ -73,14 +73,14 @@ def gray_info(contents: dict[str, bytes]) -> DatasetInfo:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns an empty data folder, which is the one that is looked into if none is named."""
+    """Returns an empty data folder, set as the default."""
     monkeypatch.setenv("FEDDM_DATA", str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
 def gray(root: Path) -> DatasetInfo:
-    """Describes a data set that lies in the data folder."""
+    """Describes a data set in the data folder."""
     contents = idx_contents()
     for name, content in contents.items():
         write(root / "Gray/raw" / name, content)
@@ -108,7 +108,7 @@ def message(function: Callable[[], object]) -> str:
 # The data folder
 
 
-def test_data_root_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_root_is_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDM_DATA", "/env")
     assert data_root(Path("/arg")) == Path("/arg")
     assert data_root() == data_root(None) == Path("/env")
@@ -117,7 +117,7 @@ def test_data_root_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_data_root_is_in_the_cache_if_none_is_named(
+def test_data_root_is_in_the_cache_by_default(
     value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDDM_DATA", raising=False)
@@ -153,8 +153,8 @@ def test_examples_can_be_written_to(gray: DatasetInfo) -> None:
     assert (load(gray).train.x[0] != 7).all()
 
 
-def test_gzipped_file_comes_before_the_other(root: Path, gray: DatasetInfo) -> None:
-    # As torchvision leaves them: both, of which a download makes the gzipped one.
+def test_gzipped_file_is_preferred(root: Path, gray: DatasetInfo) -> None:
+    # torchvision leaves both; a download replaces the gzipped one.
     content = (root / "Gray/raw/train-images").read_bytes()
     write(root / "Gray/raw/train-images.gz", gzip.compress(content))
     write(root / "Gray/raw/train-images", b"damaged")
@@ -162,7 +162,7 @@ def test_gzipped_file_comes_before_the_other(root: Path, gray: DatasetInfo) -> N
 
 
 def color_sets(root: Path, fine: bool) -> DatasetInfo:
-    """Writes one CIFAR-like set as records and as pickles and returns what describes both."""
+    """Writes a CIFAR-like set as records and as pickles; returns the description of both."""
     rng = np.random.default_rng(0)
     layouts: dict[str, list[DataFile]] = {"binary": [], "pickle": []}
     number = "100" if fine else "10"
@@ -216,7 +216,7 @@ def test_records_and_pickles_hold_the_same(fine: bool, tmp_path: Path) -> None:
         assert binary.train.y[index].item() == first[fine]
 
 
-def test_complete_layout_comes_before_an_incomplete_one(tmp_path: Path) -> None:
+def test_complete_layout_is_preferred(tmp_path: Path) -> None:
     info = color_sets(tmp_path, fine=False)
     found = locate(info, tmp_path)
     assert found is not None
@@ -241,23 +241,23 @@ def test_digits_need_no_data_folder(root: Path) -> None:
     assert digits.train.x.shape == (1438, 1, 8, 8)
     assert digits.test.x.shape == (359, 1, 8, 8)
     assert digits.info is DATASETS["digits"]
-    assert [found.problem for found in check("digits")] == [None] * 4
+    assert [found.problem for found in check_dataset("digits")] == [None] * 4
 
 
 def test_digits_by_hand() -> None:
     digits = load("digits")
     # The first row of scikit-learn's first image is 0 0 5 13 9 1 0 0; times 255 / 16, rounded:
     assert digits.train.x[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
-    # Its first targets are 0 to 9 and again 0 to 9, of which the fifth goes to the test set.
+    # Its first targets are 0 to 9, twice; every fifth goes to the test set.
     assert digits.train.y[:8].tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
     assert digits.test.y[:4].tolist() == [4, 9, 4, 9]
-    # Its description counts the classes of all.
+    # Class counts over both sets, from its description.
     count = torch.bincount(torch.cat([digits.train.y, digits.test.y]))
     assert count.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 def moments(images: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation by channel, from the counts of the values."""
+    """Returns mean and standard deviation per channel, from the counts of the values."""
     values = np.arange(256) / 255
     means, stds = [], []
     for channel in images.unbind(1):
@@ -274,7 +274,7 @@ def test_digits_moments() -> None:
     assert std == pytest.approx(digits.info.std, abs=5e-5)
 
 
-def test_damaged_digits_are_a_matter_of_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_digits_need_a_reinstallation(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = formats.read
     monkeypatch.setattr(formats, "read", lambda path: whole(path)[:-1])
     assert message(lambda: load("digits")).endswith("; reinstall feddm")
@@ -282,10 +282,10 @@ def test_damaged_digits_are_a_matter_of_installation(monkeypatch: pytest.MonkeyP
     assert message(lambda: load(nowhere)).endswith("(no Gray/raw); reinstall feddm")
 
 
-# What can be wrong
+# Errors
 
 
-@pytest.mark.parametrize("function", [load, locate, check])
+@pytest.mark.parametrize("function", [load, locate, check_dataset])
 def test_unknown_name(function: Callable[[str], object]) -> None:
     assert "did you mean mnist?" in message(lambda: function("mnits"))
 
@@ -303,13 +303,13 @@ def test_missing(name: str, folders: str, root: Path) -> None:
     assert locate(name) is None
     expected = (
         f"{name} is not in {root} (no {folders}); get it with `feddm data fetch {name}`, "
-        "or name the folder that has it with --data-dir or FEDDM_DATA"
+        "or point --data-dir or FEDDM_DATA to the folder that has it"
     )
     assert message(lambda: load(name)) == expected
-    assert message(lambda: check(name)) == expected
+    assert message(lambda: check_dataset(name)) == expected
 
 
-def test_missing_in_a_folder_that_was_named(root: Path) -> None:
+def test_missing_in_a_given_folder(root: Path) -> None:
     named = root / "my data"
     text = message(lambda: load("mnist", named))
     assert text.startswith(f"mnist is not in {named} (no MNIST/raw); ")
@@ -325,18 +325,18 @@ def test_incomplete(root: Path, gray: DatasetInfo) -> None:
     found = locate(gray)
     assert found is not None
     assert found.missing == ("test-labels",)
-    expected = f"{root}/Gray/raw lacks test-labels; get it with `feddm data fetch gray`"
+    expected = f"{root}/Gray/raw/test-labels is missing; get it with `feddm data fetch gray`"
     assert message(lambda: load(gray)) == expected
-    assert [found.problem for found in check(gray)] == [None, None, None, expected]
+    assert [found.problem for found in check_dataset(gray)] == [None, None, None, expected]
 
 
 WRONG_CONTENTS = {
-    "cut": (idx_contents()["train-images"][:-1], "has the wrong length (27 bytes, and"),
-    "longer": (idx_contents()["train-images"] + b"x", "has the wrong length (29 bytes, and"),
-    "only a header": (idx_contents()["train-images"][:10], "is cut short (10 bytes, and"),
-    "empty": (b"", "is cut short (0 bytes, and"),
-    "labels": (idx_contents()["train-labels"], "has the magic number 00000801 instead of"),
-    "html": (b"<!DOCTYPE html>", "has the magic number 3c21444f instead of 00000803"),
+    "cut": (idx_contents()["train-images"][:-1], "has the wrong length (27 bytes, but"),
+    "longer": (idx_contents()["train-images"] + b"x", "has the wrong length (29 bytes, but"),
+    "only a header": (idx_contents()["train-images"][:10], "is truncated (10 bytes, but"),
+    "empty": (b"", "is truncated (0 bytes, but"),
+    "labels": (idx_contents()["train-labels"], "has magic number 00000801, expected"),
+    "html": (b"<!DOCTYPE html>", "has magic number 3c21444f, expected 00000803"),
     "larger images": (idx_bytes(np.zeros((3, 4, 4), np.uint8)), "has images of 4 x 4 pixels"),
     "another pixel": (idx_bytes(IMAGES["test"][[0, 0, 0], 0]), "is damaged (md5 "),
 }
@@ -355,26 +355,26 @@ def test_damaged(
     text = message(lambda: load(gray))
     assert text.startswith(f"{path} {problem}")
     assert text.endswith("; delete it and run `feddm data fetch gray`")
-    # The other files are still right.
-    assert [found.problem for found in check(gray)] == [text, None, None, None]
-    assert check(gray)[0].path == path
+    # The other files are still intact.
+    assert [found.problem for found in check_dataset(gray)] == [text, None, None, None]
+    assert check_dataset(gray)[0].path == path
 
 
-def test_damage_that_only_the_checksum_tells(root: Path, gray: DatasetInfo) -> None:
+def test_damage_that_only_the_checksum_reveals(root: Path, gray: DatasetInfo) -> None:
     path = root / "Gray/raw/test-labels"
     write(path, idx_bytes(np.array([1, 2], np.uint8)))
     found, right = md5(path.read_bytes()), gray.layouts[0].test[1].md5
     assert message(lambda: load(gray)) == (
-        f"{path} is damaged (md5 {found} instead of {right}); "
+        f"{path} is damaged (md5 {found}, expected {right}); "
         "delete it and run `feddm data fetch gray`"
     )
 
 
-def test_cut_gzip_file(root: Path, gray: DatasetInfo) -> None:
+def test_truncated_gzip_file(root: Path, gray: DatasetInfo) -> None:
     path = root / "Gray/raw/train-images.gz"
     write(path, gzip.compress(idx_contents()["train-images"])[:-12])
     assert message(lambda: load(gray)) == (
-        f"{path} is cut short (its gzip stream has no end); "
+        f"{path} is truncated (incomplete gzip stream); "
         "delete it and run `feddm data fetch gray`"
     )
 
@@ -385,7 +385,7 @@ def test_labels_out_of_range(root: Path) -> None:
         path = write(root / "Gray/raw" / name, content)
     path = root / "Gray/raw/train-labels"
     assert message(lambda: load(gray_info(contents))) == (
-        f"{path} has the label 3, but classes are 0 to 2; "
+        f"{path} has label 3, but the classes are 0 to 2; "
         "delete it and run `feddm data fetch gray`"
     )
 
@@ -399,21 +399,21 @@ def test_images_without_labels(labels: list[int], counts: str, root: Path) -> No
     for name, content in contents.items():
         write(root / "Gray/raw" / name, content)
     text = message(lambda: load(gray_info(contents)))
-    assert text.startswith(f"{root}/Gray/raw has {counts} where gray has 3; ")
+    assert text.startswith(f"{root}/Gray/raw has {counts}, expected 3 of each; ")
 
 
-def test_folder_where_a_file_should_be(root: Path, gray: DatasetInfo) -> None:
+def test_folder_instead_of_a_file(root: Path, gray: DatasetInfo) -> None:
     path = root / "Gray/raw/train-images"
     path.unlink()
     path.mkdir()
     assert message(lambda: load(gray)) == (
-        f"{path} is a folder where a file should be; delete it and run `feddm data fetch gray`"
+        f"{path} is a folder, not a file; delete it and run `feddm data fetch gray`"
     )
 
 
 UNREADABLE = (
     "{path} cannot be read ({why}); make it readable, "
-    "or name another folder with --data-dir or FEDDM_DATA"
+    "or choose another folder with --data-dir or FEDDM_DATA"
 )
 
 
@@ -439,7 +439,7 @@ def test_file_that_cannot_be_opened(
     monkeypatch.setattr(formats, "read", denied)
     expected = UNREADABLE.format(path=root / "Gray/raw/train-images", why="Permission denied")
     assert message(lambda: load(gray)) == expected
-    assert check(gray)[0].problem == expected
+    assert check_dataset(gray)[0].problem == expected
 
 
 def test_file_that_is_a_link_to_itself(root: Path, gray: DatasetInfo) -> None:
@@ -454,11 +454,11 @@ def test_link_to_a_file(root: Path, gray: DatasetInfo) -> None:
     path.symlink_to(path.rename(root / "elsewhere"))
     assert_same(load(gray).train, IMAGES["train"], LABELS["train"])
     (root / "elsewhere").unlink()
-    assert "lacks train-images;" in message(lambda: load(gray))
+    assert "train-images is missing;" in message(lambda: load(gray))
 
 
 class Evil:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -476,7 +476,7 @@ def test_pickle_with_a_forbidden_name(root: Path) -> None:
     text = message(lambda: load(dataclasses.replace(info, layouts=(layout,))))
     assert text == (
         f"{path} is not a pickle of images and labels "
-        f"(it asks for '{os.mkdir.__module__}.mkdir', which may run code); "
+        f"(it imports '{os.mkdir.__module__}.mkdir', which may run code); "
         "delete it and run `feddm data fetch color10`"
     )
     assert not (root / "mark").exists()
@@ -519,18 +519,18 @@ REAL = [
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(name: str) -> None:
-    assert [found.problem for found in check(name) if found.problem] == []
+    assert [found.problem for found in check_dataset(name) if found.problem] == []
     dataset = load(name)
     info = dataset.info
     assert dataset.train.x.shape == (info.num_train, *info.shape)
     assert dataset.test.x.shape == (info.num_test, *info.shape)
-    # Fashion-MNIST and CIFAR have as many of each class; MNIST has not, but has all.
+    # Fashion-MNIST and CIFAR have equally many of each class; MNIST has all classes.
     for examples in (dataset.train, dataset.test):
         count = torch.bincount(examples.y, minlength=len(info.classes))
         assert len(count) == len(info.classes)
         assert name == "mnist" or len(set(count.tolist())) == 1
     mean, std = moments(dataset.train.x)
-    # The published mean of CIFAR-100's green is 0.4866 where it is 0.48655.
+    # The published mean of CIFAR-100's green channel is 0.4866; the exact one is 0.48655.
     assert mean == pytest.approx(info.mean, abs=6e-5)
     assert std == pytest.approx(info.std, abs=6e-5)
 

@@ -31,9 +31,9 @@ def md5(content: bytes) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves bytes by path, whole or only the first half, and keeps what it was asked for."""
+    """Serves bytes by path, complete or only the first half, and records the requests."""
 
-    daemon_threads = False  # so that closing waits for what is being answered
+    daemon_threads = False  # so that closing waits for pending requests
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[: len(content) // 2] if half else content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keeps quiet."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def dead() -> str:
-    """Returns an address at which nobody listens."""
+    """Returns an address on which nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}/"
@@ -89,7 +89,7 @@ def dead() -> str:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the path of a data folder that is not there yet."""
+    """Returns the path of a data folder that does not exist yet."""
     monkeypatch.setenv("FEDDM_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
@@ -214,7 +214,7 @@ def message(info: DatasetInfo, data_dir: Path | None = None) -> str:
     return str(caught.value)
 
 
-# What is right
+# Success
 
 
 def test_gzipped_files(gray: DatasetInfo, root: Path) -> None:
@@ -230,7 +230,7 @@ def test_archive(server: Server, root: Path) -> None:
     assert load(info).train.y.tolist() == [1] * 5
 
 
-def test_into_a_folder_that_was_named(gray: DatasetInfo, root: Path, tmp_path: Path) -> None:
+def test_into_a_given_folder(gray: DatasetInfo, root: Path, tmp_path: Path) -> None:
     assert fetch(gray, tmp_path / "named") == tmp_path / "named" / RAW
     assert not root.exists()
 
@@ -242,7 +242,7 @@ def test_nothing_is_downloaded_twice(gray: DatasetInfo, server: Server, root: Pa
     assert server.asked == list(IDX_GZ)
 
 
-def test_plain_files_of_others_are_used(gray: DatasetInfo, server: Server, root: Path) -> None:
+def test_existing_plain_files_are_used(gray: DatasetInfo, server: Server, root: Path) -> None:
     (root / RAW).mkdir(parents=True)
     for name, content in IDX.items():
         (root / RAW / name).write_bytes(content)
@@ -250,7 +250,7 @@ def test_plain_files_of_others_are_used(gray: DatasetInfo, server: Server, root:
     assert server.asked == []
 
 
-def test_another_layout_of_others_is_used(server: Server, root: Path) -> None:
+def test_existing_files_in_another_layout_are_used(server: Server, root: Path) -> None:
     info = color(server, tar_bytes(MEMBERS))
     content = pickle.dumps({"data": np.zeros((5, 3), np.uint8), "labels": [0] * 5})
     (root / "colors-py").mkdir(parents=True)
@@ -258,14 +258,14 @@ def test_another_layout_of_others_is_used(server: Server, root: Path) -> None:
         (root / "colors-py" / name).write_bytes(content)
     assert fetch(info) == root / "colors-py"
     assert server.asked == []
-    # Damaged, it is left alone, and the official files come beside it.
+    # If it is damaged, it is left alone, and the official files are downloaded beside it.
     (root / "colors-py/train").write_bytes(b"damaged")
     assert fetch(info) == root / "colors"
     assert load(info).train.y.tolist() == [1] * 5
     assert (root / "colors-py/train").read_bytes() == b"damaged"
 
 
-def test_only_what_is_wrong_is_downloaded(
+def test_only_missing_or_damaged_files_are_downloaded(
     gray: DatasetInfo, server: Server, root: Path
 ) -> None:
     fetch(gray)
@@ -278,7 +278,7 @@ def test_only_what_is_wrong_is_downloaded(
     assert load(gray).test.y.tolist() == [0, 1]
 
 
-def test_built_in_data_set_is_where_it_is(server: Server, root: Path) -> None:
+def test_built_in_data_set_is_not_downloaded(server: Server, root: Path) -> None:
     assert (fetch("digits") / "train-images-idx3-ubyte.gz").exists()
     assert not root.exists()
 
@@ -289,7 +289,7 @@ def test_unknown_name() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has other permissions")
-def test_others_may_read_what_the_umask_lets_them(gray: DatasetInfo, root: Path) -> None:
+def test_file_modes_follow_the_umask(gray: DatasetInfo, root: Path) -> None:
     before = os.umask(0o022)
     try:
         fetch(gray)
@@ -306,7 +306,7 @@ def test_progress(gray: DatasetInfo, root: Path) -> None:
     seen: list[tuple[str, int, int]] = []
 
     def progress(name: str, done: int, total: int) -> None:
-        assert not (root / RAW / name).exists()  # not before it is whole
+        assert not (root / RAW / name).exists()  # not before it is complete
         seen.append((name, done, total))
 
     fetch(gray, progress=progress)
@@ -326,7 +326,7 @@ def test_progress_of_a_large_file_comes_in_steps(server: Server, root: Path) -> 
     assert seen[-1] == len(archive)
 
 
-def test_progress_where_the_server_gives_no_length(
+def test_progress_without_a_content_length(
     gray: DatasetInfo, server: Server, root: Path
 ) -> None:
     server.says_length = False
@@ -337,7 +337,7 @@ def test_progress_where_the_server_gives_no_length(
     assert load(gray).train.y.shape == (30,)
 
 
-def test_pooch_says_nothing(gray: DatasetInfo, root: Path) -> None:
+def test_pooch_logs_nothing(gray: DatasetInfo, root: Path) -> None:
     said = io.StringIO()
     logger, handler = pooch.get_logger(), logging.StreamHandler(said)
     logger.addHandler(handler)
@@ -350,15 +350,15 @@ def test_pooch_says_nothing(gray: DatasetInfo, root: Path) -> None:
         logger.removeHandler(handler)
 
 
-# What goes wrong
+# Errors
 
 
 def test_wrong_checksum(gray: DatasetInfo, server: Server, root: Path) -> None:
     server.contents["train-images.gz"] = gzip.compress(b"something else")
     assert message(gray) == (
-        f"gray could not be downloaded ({server.address}train-images.gz has another md5 than "
-        "the published file); "
-        f"try again later, or put train-images.gz into {root / RAW} yourself"
+        f"gray could not be downloaded ({server.address}train-images.gz has the wrong "
+        "md5 checksum); "
+        f"try again later, or download train-images.gz yourself and put it in {root / RAW}"
     )
     assert list((root / RAW).iterdir()) == []
     with pytest.raises(DataError, match="gray is not in"):
@@ -370,7 +370,7 @@ def test_no_mirror_has_it(gray: DatasetInfo, server: Server, dead: str, root: Pa
     assert message(with_mirrors(gray, dead, server.address)) == (
         f"gray could not be downloaded ({dead}train-images.gz failed: ConnectionError; "
         f"{server.address}train-images.gz failed: 404); "
-        f"try again later, or put train-images.gz into {root / RAW} yourself"
+        f"try again later, or download train-images.gz yourself and put it in {root / RAW}"
     )
 
 
@@ -378,7 +378,7 @@ def test_no_mirror_has_the_archive(server: Server, root: Path) -> None:
     info = color(server, tar_bytes(MEMBERS))
     server.contents.clear()
     assert message(info).endswith(
-        f"try again later, or unpack colors.tar.gz in {root} yourself"
+        f"try again later, or download colors.tar.gz yourself and unpack it in {root}"
     )
 
 
@@ -394,7 +394,7 @@ def test_second_mirror_after_a_dead_one(
 def test_second_mirror_after_a_bad_one(
     failure: str, gray: DatasetInfo, server: Server, root: Path
 ) -> None:
-    # The first mirror is a folder of the same server, in which one file is wrong.
+    # The first mirror is a folder on the same server, with one bad file.
     server.contents.update({f"bad/{name}": content for name, content in IDX_GZ.items()})
     if failure == "404":
         del server.contents["bad/train-labels.gz"]
@@ -420,9 +420,9 @@ def test_connection_cut_in_the_middle(
     server.says_length = says_length
     server.cut.add("test-images.gz")
     assert f"gray could not be downloaded ({server.address}test-images.gz " in message(gray)
-    # What came before is kept, and nothing of what was cut.
+    # Complete files are kept, and nothing of the interrupted one.
     assert sorted(tree(root / RAW)) == ["train-images.gz", "train-labels.gz"]
-    with pytest.raises(DataError, match="lacks test-images"):
+    with pytest.raises(DataError, match="test-images is missing"):
         load(gray)
     server.cut.clear()
     server.asked.clear()
@@ -431,7 +431,7 @@ def test_connection_cut_in_the_middle(
     assert tree(root / RAW) == IDX_GZ
 
 
-def test_interruption_leaves_nothing_half(server: Server, root: Path) -> None:
+def test_interruption_leaves_no_partial_file(server: Server, root: Path) -> None:
     info = color(server, tar_bytes(MEMBERS))
 
     def interrupt(name: str, done: int, total: int) -> None:
@@ -461,7 +461,7 @@ def test_final_name_comes_last(
     assert renamed == ["train.bin", "test.bin"]
 
 
-def test_disk_that_is_full(server: Server, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(server: Server, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(source: IO[bytes], target: IO[bytes]) -> None:
         target.write(source.read(1))
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -510,16 +510,15 @@ def test_archive_without_the_expected_file(
     links = [] if instead is None else [instead]
     info = color(server, tar_bytes({"colors/train.bin": TRAIN}, *links))
     assert message(info) == (
-        "the published archive of color lacks colors/test.bin, which it should have; "
-        "please report it"
+        "the published archive of color does not contain colors/test.bin; please report this"
     )
     assert tree(root) == {"colors/train.bin": TRAIN}
 
 
-def test_archive_whose_files_are_not_the_described(server: Server, root: Path) -> None:
+def test_archive_with_unexpected_contents(server: Server, root: Path) -> None:
     other = TEST[:-1] + b"x"
     info = color(server, tar_bytes({**MEMBERS, "colors/test.bin": other}))
-    assert f"test.bin is damaged (md5 {md5(other)} instead of {md5(TEST)})" in message(info)
+    assert f"test.bin is damaged (md5 {md5(other)}, expected {md5(TEST)})" in message(info)
 
 
 def test_member_names_that_start_with_a_dot(server: Server, root: Path) -> None:
@@ -527,11 +526,13 @@ def test_member_names_that_start_with_a_dot(server: Server, root: Path) -> None:
     assert tree(root) == MEMBERS
 
 
-def test_folder_that_cannot_be_made(gray: DatasetInfo, server: Server, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(
+    gray: DatasetInfo, server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     assert message(gray, tmp_path / "file") == (
         f"{tmp_path / 'file' / RAW} cannot be written (Not a directory); "
-        "make it writable, or name another folder with --data-dir or FEDDM_DATA"
+        "make it writable, or choose another folder with --data-dir or FEDDM_DATA"
     )
     assert server.asked == []
 
@@ -544,10 +545,10 @@ def test_folder_that_cannot_be_written(gray: DatasetInfo, server: Server, root: 
     assert server.asked == []
 
 
-def test_folder_in_the_place_of_a_file(gray: DatasetInfo, server: Server, root: Path) -> None:
+def test_folder_instead_of_a_file(gray: DatasetInfo, server: Server, root: Path) -> None:
     (root / RAW / "train-images.gz").mkdir(parents=True)
     assert message(gray) == (
-        f"{root / RAW / 'train-images.gz'} is a folder where a file should be; "
+        f"{root / RAW / 'train-images.gz'} is a folder, not a file; "
         "delete it and run `feddm data fetch gray`"
     )
     assert server.asked == []

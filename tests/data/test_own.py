@@ -1,4 +1,4 @@
-"""Data that only a node has: what is read, and what is refused and why."""
+"""Your own data: what is read, what is rejected and why."""
 
 import dataclasses
 import pickle
@@ -36,7 +36,7 @@ def draw(path: Path, pixels: Any = PIXELS, **options: Any) -> Path:
 
 
 def npz(folder: Path, without: str = "", **parts: Any) -> Path:
-    """Writes a file of two images, the first of which is ill."""
+    """Writes a file of two images; the first is "ill"."""
     whole = {
         "x": np.stack([PIXELS, PIXELS + 10]),
         "y": np.array([0, 1]),
@@ -48,7 +48,7 @@ def npz(folder: Path, without: str = "", **parts: Any) -> Path:
 
 
 def refused(path: Path, info: DatasetInfo = INFO) -> str:
-    """Returns why data are refused, which is one line that names them."""
+    """Returns why the data are rejected, in one line that names them."""
     with pytest.raises(DataError) as caught:
         read_own(path, info)
     assert "\n" not in str(caught.value)
@@ -57,12 +57,12 @@ def refused(path: Path, info: DatasetInfo = INFO) -> str:
 
 
 class TestFolders:
-    def test_a_class_is_known_by_its_name(self, tmp_path: Path) -> None:
+    def test_classes_are_matched_by_name(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png")
         draw(tmp_path / "ill/2.png", PIXELS + 10)
         draw(tmp_path / "well/a.PNG", PIXELS + 20)
         own = read_own(tmp_path, INFO)
-        # Folders come by name, and "ill" before "well"; numbers are the federation's.
+        # Folders are sorted by name, "ill" before "well"; the labels are the federation's.
         assert own.y.tolist() == [1, 1, 0]
         assert own.x[:, 0, 0, 0].tolist() == [0, 10, 20]
         assert own.x.shape == (3, 1, 2, 3)
@@ -76,7 +76,7 @@ class TestFolders:
         (tmp_path / "well").mkdir()
         assert read_own(tmp_path, INFO).y.tolist() == [1]
 
-    def test_what_is_no_image_is_left_alone(self, tmp_path: Path) -> None:
+    def test_other_files_are_ignored(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png")
         (tmp_path / "ill/notes.txt").write_text("hello")
         (tmp_path / "ill/._1.png").write_bytes(b"left by a system")
@@ -84,7 +84,7 @@ class TestFolders:
         (tmp_path / ".cache").mkdir()
         assert len(read_own(tmp_path, INFO)) == 1
 
-    def test_groups_are_known_by_their_names_in_every_class(self, tmp_path: Path) -> None:
+    def test_groups_are_matched_by_name_across_classes(self, tmp_path: Path) -> None:
         for name in ("ill/anna/1.png", "ill/otto/1.png", "well/anna/2.png"):
             draw(tmp_path / name)
         own = read_own(tmp_path, INFO)
@@ -95,29 +95,35 @@ class TestFolders:
     def test_all_images_have_a_group_or_none(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/anna/1.png")
         draw(tmp_path / "well/2.png")
-        assert "folder of their group, and others without" in refused(tmp_path)
+        assert "has only some images in group folders; use them for all or none" in refused(
+            tmp_path
+        )
 
     @pytest.mark.parametrize("place", ["", "ill", "1.png"])
-    def test_an_empty_folder_says_how_it_should_look(self, tmp_path: Path, place: str) -> None:
+    def test_an_empty_folder_says_what_it_should_contain(
+        self, tmp_path: Path, place: str
+    ) -> None:
         if place.endswith(".png"):
             draw(tmp_path / place)  # an image without a class
         else:
             (tmp_path / place).mkdir(exist_ok=True)
         said = refused(tmp_path)
-        assert "no images; they belong into <class>/<image>" in said
+        assert "no images; put them in <class>/<image>" in said
         assert ".png" in said
 
-    def test_another_class_is_refused(self, tmp_path: Path) -> None:
+    def test_an_unknown_class_is_rejected(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png")
         draw(tmp_path / "Well/2.png")
-        assert "has a class 'Well', and lesions has well, ill" in refused(tmp_path)
+        assert "has an unknown class 'Well'; the classes of lesions are well, ill" in refused(
+            tmp_path
+        )
 
-    def test_another_size_is_refused(self, tmp_path: Path) -> None:
+    def test_another_size_is_rejected(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png", PIXELS.T)
-        with pytest.raises(DataError, match=r"1\.png has 2 x 3 pixels where lesions has 3 x 2"):
+        with pytest.raises(DataError, match=r"1\.png has 2 x 3 pixels, but lesions has 3 x 2"):
             read_own(tmp_path, INFO)
 
-    def test_gray_can_be_shown_in_color(self, tmp_path: Path) -> None:
+    def test_grayscale_is_converted_to_color(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png")
         own = read_own(tmp_path, COLOR)
         assert own.x.tolist() == [[PIXELS.tolist()] * 3]
@@ -128,18 +134,20 @@ class TestFolders:
         draw(tmp_path / "ill/1.png", pixels)
         assert read_own(tmp_path, COLOR).x[0, :, 0, 0].tolist() == [1, 2, 3]
 
-    def test_color_is_not_made_gray(self, tmp_path: Path) -> None:
+    def test_color_is_not_converted_to_grayscale(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png", np.zeros((2, 3, 3), np.uint8))
-        with pytest.raises(DataError, match=r"1\.png is not gray, and lesions is"):
+        with pytest.raises(
+            DataError, match=r"1\.png is not grayscale \(mode RGB\), but lesions is"
+        ):
             read_own(tmp_path, INFO)
 
     @pytest.mark.parametrize("info", [INFO, COLOR])
     @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-    def test_finer_pixels_are_not_cut_off(
+    def test_more_than_8_bits_are_rejected(
         self, tmp_path: Path, info: DatasetInfo, kind: Any
     ) -> None:
         draw(tmp_path / "ill/1.tiff", PIXELS.astype(kind) * 100)
-        with pytest.raises(DataError, match="more than 8 bits a channel"):
+        with pytest.raises(DataError, match="more than 8 bits per channel"):
             read_own(tmp_path, info)
 
     @pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".pgm"])
@@ -150,7 +158,7 @@ class TestFolders:
         whole = image.read_bytes()
         for length in range(0, len(whole) - 12, len(whole) // 20):
             image.write_bytes(whole[:length])
-            # A decoder may find the beginning enough, but nothing else may go wrong.
+            # A decoder may accept a truncated image, but must not fail in any other way.
             try:
                 read_own(tmp_path, info)
             except DataError as error:
@@ -161,19 +169,19 @@ class TestFolders:
 
 
 class TestFiles:
-    def test_labels_go_by_the_names_of_classes(self, tmp_path: Path) -> None:
+    def test_labels_are_matched_by_class_name(self, tmp_path: Path) -> None:
         own = read_own(npz(tmp_path), INFO)
-        # The file calls "ill" 0 and the federation calls it 1.
+        # "ill" is 0 in the file and 1 in the federation.
         assert own.y.tolist() == [1, 0]
         assert own.x.tolist() == [[PIXELS.tolist()], [(PIXELS + 10).tolist()]]
         assert own.group is None
 
-    def test_the_numbers_of_the_file_do_not_matter(self, tmp_path: Path) -> None:
+    def test_the_order_of_classes_does_not_matter(self, tmp_path: Path) -> None:
         one = read_own(npz(tmp_path), INFO)
         swapped = npz(tmp_path, y=np.array([1, 0], np.uint8), classes=np.array(["well", "ill"]))
         assert read_own(swapped, INFO).y.tolist() == one.y.tolist()
 
-    def test_groups_come_along(self, tmp_path: Path) -> None:
+    def test_groups_are_read(self, tmp_path: Path) -> None:
         own = read_own(npz(tmp_path, group=np.array([7, 3], np.int16)), INFO)
         assert own.group is not None
         assert own.group.tolist() == [7, 3]
@@ -187,28 +195,37 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("parts", "says"),
         [
-            ({"without": "y"}, "lacks y"),
-            ({"without": "classes"}, "lacks classes"),
-            ({"x": np.zeros((2, 2, 3))}, r"x must be uint8 .*, got float64 of (2, 2, 3)"),
-            ({"x": np.uint8(3)}, "got uint8 of ()"),
-            ({"x": np.zeros((2, 3), np.uint8)}, "got uint8 of (2, 3)"),
+            ({"without": "y"}, "is missing y"),
+            ({"without": "classes"}, "is missing classes"),
+            ({"x": np.zeros((2, 2, 3))}, r"x must be uint8 .*, got float64 of shape (2, 2, 3)"),
+            ({"x": np.uint8(3)}, "got uint8 of shape ()"),
+            ({"x": np.zeros((2, 3), np.uint8)}, "got uint8 of shape (2, 3)"),
             ({"x": np.zeros((0, 2, 3), np.uint8), "y": np.zeros(0, int)}, "has no images"),
-            ({"x": np.zeros((2, 3, 2), np.uint8)}, "3 x 2 x 1 (height, width, channels) where"),
-            ({"x": np.zeros((2, 2, 3, 3), np.uint8)}, "2 x 3 x 3 (height, width, channels)"),
-            ({"y": np.array([0, 1, 1])}, "y must be a whole number for each of 2 images"),
-            ({"y": np.array([0.0, 1.0])}, "y must be a whole number"),
-            ({"y": np.array([True, False])}, "y must be a whole number"),
-            ({"y": np.array([0, 2])}, "y must be from 0 to 1"),
-            ({"y": np.array([-1, 1])}, "y must be from 0 to 1"),
-            ({"group": np.array([1])}, "group must be a whole number for each of 2 images"),
-            ({"group": np.array([1.5, 2])}, "group must be a whole number"),
-            ({"classes": np.array([b"ill", b"well"])}, "classes must be texts, got |S4"),
-            ({"classes": np.array([0, 1])}, "classes must be texts, got int64"),
-            ({"classes": np.array(["ill", "fine"])}, "'fine', and lesions has well, ill"),
-            ({"classes": np.array(["ill", "ill"])}, "names a class twice"),
+            (
+                {"x": np.zeros((2, 3, 2), np.uint8)},
+                "3 x 2 x 1 (height x width x channels), but",
+            ),
+            ({"x": np.zeros((2, 2, 3, 3), np.uint8)}, "2 x 3 x 3 (height x width x channels)"),
+            ({"y": np.array([0, 1, 1])}, "y must be one integer for each of the 2 images"),
+            (
+                {"y": np.array([0.0, 1.0])},
+                "y must be one integer .*, got float64 of shape (2,)",
+            ),
+            ({"y": np.array([True, False])}, "y must be one integer .*, got bool"),
+            ({"y": np.array([0, 2])}, "y must be from 0 to 1, got 0 to 2"),
+            ({"y": np.array([-1, 1])}, "y must be from 0 to 1, got -1 to 1"),
+            ({"group": np.array([1])}, "group must be one integer for each of the 2 images"),
+            ({"group": np.array([1.5, 2])}, "group must be one integer"),
+            ({"classes": np.array([b"ill", b"well"])}, "classes must be strings, got |S4"),
+            ({"classes": np.array([0, 1])}, "classes must be strings, got int64"),
+            (
+                {"classes": np.array(["ill", "fine"])},
+                "'fine'; the classes of lesions are well, ill",
+            ),
+            ({"classes": np.array(["ill", "ill"])}, "lists the class 'ill' more than once"),
         ],
     )
-    def test_what_does_not_fit_is_told(
+    def test_invalid_arrays_are_rejected(
         self, tmp_path: Path, parts: dict[str, Any], says: str
     ) -> None:
         for part in says.split(" .*"):
@@ -226,12 +243,12 @@ class TestFiles:
         refused(path)
         assert not (tmp_path / "exploded").exists()
 
-    def test_half_a_file_is_told(self, tmp_path: Path) -> None:
+    def test_damaged_files_are_rejected(self, tmp_path: Path) -> None:
         path = npz(tmp_path)
         whole = path.read_bytes()
         for length in range(0, len(whole), 37):
             path.write_bytes(whole[:length])
-            assert "is not a .npz file, or only a part of one" in refused(path)
+            assert "is not a .npz file, or is truncated" in refused(path)
         for place in range(0, len(whole), 37):
             path.write_bytes(whole[:place] + b"\xff\xfe\xfd" + whole[place + 3 :])
             try:
@@ -239,15 +256,15 @@ class TestFiles:
             except DataError as error:
                 assert path.name in str(error)
 
-    def test_other_files_are_told(self, tmp_path: Path) -> None:
-        assert "is not there" in refused(tmp_path / "own.npz")
+    def test_other_files_are_rejected(self, tmp_path: Path) -> None:
+        assert "does not exist" in refused(tmp_path / "own.npz")
         plain = tmp_path / "own.npz"
         with plain.open("wb") as file:
             np.save(file, PIXELS)
         assert "is not a .npz file" in refused(plain)
         with zipfile.ZipFile(plain, "w") as archive:
             archive.writestr("hello.txt", "hello")
-        assert "lacks classes, x, y" in refused(plain)
+        assert "is missing classes, x, y" in refused(plain)
         (tmp_path / "own.csv").touch()
         assert "neither a folder nor a .npz file" in refused(tmp_path / "own.csv")
         assert "File name too long" in refused(tmp_path / ("x" * 300))

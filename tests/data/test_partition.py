@@ -43,7 +43,7 @@ def test_large_alpha_is_even_and_small_alpha_is_skewed() -> None:
     assert (skewed > 0).sum() < 50
 
 
-def test_balancing_closes_clients_that_have_their_share() -> None:
+def test_balancing_skips_clients_that_have_their_share() -> None:
     # A client is open while it has fewer than n/K examples, so it can get at most one class
     # beyond its share: below 500 + 500 here, where plain Dirichlet draws go far higher.
     labels = labels_of(10, 500)
@@ -89,7 +89,7 @@ def test_pairs_of_the_paper(
     assert abs(np.mean(drawn) - pairs) < 2.5 * np.std(drawn, ddof=1)
 
 
-def test_min_examples_holds() -> None:
+def test_every_client_has_min_examples() -> None:
     labels = labels_of(10, 30)
     for seed in range(10):
         shards = dirichlet(labels, 10, 0.5, 15, np.random.default_rng(seed))
@@ -116,7 +116,7 @@ def test_impossible_requests_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     classes=st.integers(1, 6),
     seed=st.integers(0, 100),
 )
-def test_classes_a_client(clients: int, k: int, classes: int, seed: int) -> None:
+def test_classes_per_client(clients: int, k: int, classes: int, seed: int) -> None:
     labels = labels_of(classes, 20)
     rng = np.random.default_rng(seed)
     if k > classes or clients * k < classes:
@@ -133,7 +133,7 @@ def test_classes_a_client(clients: int, k: int, classes: int, seed: int) -> None
 
 
 def test_too_few_examples_of_a_class() -> None:
-    with pytest.raises(PartitionError, match="has 2 examples for 3 clients"):
+    with pytest.raises(PartitionError, match="has only 2 examples for 3 clients"):
         by_classes(np.array([0, 0, 0, 0, 1, 1]), 3, 2, np.random.default_rng(0))
 
 

@@ -1,4 +1,4 @@
-"""What a node tells a server when something goes wrong, and what it keeps to itself."""
+"""What a node tells the server when something goes wrong, and what it keeps to itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.errors import (
     BudgetError,
     ConfigError,
@@ -27,10 +27,12 @@ from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
 
-OPEN = resolve(options={"algorithm": "fedavg", "clients": CLIENTS}, settings=SETTINGS)
-PRIVATE = resolve(options={"clients": CLIENTS, "epsilon": 4.0}, settings=SETTINGS)
+OPEN = resolve(
+    options={"algorithm": "fedavg", "clients": CLIENTS}, settings=SETTINGS, shared=True
+)
+PRIVATE = resolve(options={"clients": CLIENTS, "epsilon": 4.0}, settings=SETTINGS, shared=True)
 KINDS = (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE)
-METHODS = ("hello", "work", "judge")
+METHODS = ("hello", "work", "evaluate")
 
 
 def context(folder: Path, **more: Any) -> Context:
@@ -41,7 +43,7 @@ def context(folder: Path, **more: Any) -> Context:
 def asked(
     content: RecordDict, where: Context, kind: str = MessageType.QUERY, of: Any = app
 ) -> RecordDict:
-    """Returns what the app answers."""
+    """Returns the app's answer."""
     reply = of(Message(content, dst_node_id=1, message_type=kind), where)
     assert isinstance(reply, Message)
     assert not reply.has_error()
@@ -49,7 +51,7 @@ def asked(
 
 
 def error_of(content: RecordDict) -> str:
-    """Returns why there is no answer."""
+    """Returns the error in an answer."""
     with pytest.raises(EngineError) as caught:
         wire.answer(content)
     return str(caught.value)
@@ -63,25 +65,27 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         monkeypatch.setattr(Node, method, fail)
 
 
-def test_every_kind_of_message_has_its_answer(
+def test_it_answers_every_kind_of_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = SiteRecord(1, 0.5, 0.25, 1.0)
-    monkeypatch.setattr(Node, "judge", lambda self, job: site)
+    monkeypatch.setattr(Node, "evaluate", lambda self, job: site)
     job = wire.to_job(Job("a" * 32, OPEN))
     assert wire.from_hello(asked(job, context(tmp_path))) == 1
     assert wire.from_site(asked(job, context(tmp_path), MessageType.EVALUATE), 1) == site
 
 
-def test_a_round_is_worked(tmp_path: Path) -> None:
-    # A program that reads its own data: an image of each of two classes.
+def test_it_answers_a_task(tmp_path: Path) -> None:
+    # `load` returns one image of each of two classes.
     own = {
         "data.name": "own",
         "data.own.classes": ["a", "b"],
         "data.own.shape": [1, 8, 8],
-        "synthesis.min_class_size": 1,
+        "min_class_size": 1,
     }
-    config = resolve(options={"algorithm": "real", "clients": 2}, settings={**SETTINGS, **own})
+    config = resolve(
+        options={"algorithm": "real", "clients": 2}, settings={**SETTINGS, **own}, shared=True
+    )
     seen: list[Context] = []
 
     def load(where: Context) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,7 +105,7 @@ def test_a_round_is_worked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [DataError, EngineError, UploadError])
-def test_without_privacy_the_reason_is_told(
+def test_without_privacy_the_server_learns_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
 ) -> None:
     failing(monkeypatch, error("the class 'moles' is not known"))
@@ -113,7 +117,7 @@ def test_without_privacy_the_reason_is_told(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", [OPEN, PRIVATE], ids=["open", "private"])
 @pytest.mark.parametrize("error", [BudgetError, ConfigError, LedgerError])
-def test_a_refusal_is_always_told(
+def test_the_server_always_learns_why_a_node_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, config: Any, error: Any
 ) -> None:
     failing(monkeypatch, error("a client may spend 4"))
@@ -127,22 +131,20 @@ def test_a_refusal_is_always_told(
         (PRIVATE, DataError("the image of Anna is damaged")),
         (PRIVATE, EngineError("Anna failed")),
         (PRIVATE, ValueError("Anna is ill")),
-        (OPEN, ValueError("Anna is ill")),  # nobody foresaw it, and so what it says
+        (OPEN, ValueError("Anna is ill")),  # unexpected, so it may say anything
         (OPEN, KeyError("Anna")),
         (OPEN, OSError("Anna\udc80.png")),  # a name that is not text
         (OPEN, MemoryError("Anna is too large")),
     ],
     ids=str,
 )
-def test_what_may_be_about_examples_stays_on_the_node(
+def test_errors_that_may_reveal_examples_stay_on_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, error: Exception
 ) -> None:
     failing(monkeypatch, error)
     for _ in range(2):
         answer = asked(wire.to_job(Job("a" * 32, config)), context(tmp_path / "node"))
-        assert error_of(answer) == (
-            "client 1 failed; errors.log in the folder of its node says why"
-        )
+        assert error_of(answer) == ("client 1 failed; see errors.log in its node's folder")
         assert "Anna" not in str(answer)
     log = tmp_path / "node/errors.log"
     text = log.read_text()
@@ -153,7 +155,7 @@ def test_what_may_be_about_examples_stays_on_the_node(
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
 
 
-def test_a_log_that_cannot_be_written_changes_nothing_for_the_server(
+def test_the_server_gets_the_same_answer_if_the_log_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, ValueError("Anna is ill"))
@@ -163,7 +165,7 @@ def test_a_log_that_cannot_be_written_changes_nothing_for_the_server(
     assert "Anna is ill" in capsys.readouterr().err
 
 
-def test_a_message_that_cannot_be_understood_is_told(tmp_path: Path) -> None:
+def test_the_server_learns_that_its_message_is_invalid(tmp_path: Path) -> None:
     assert "not one of feddm" in error_of(asked(RecordDict(), context(tmp_path)))
     job = wire.to_job(Job("a" * 32, PRIVATE))
     job.config_records[wire.ABOUT]["version"] = "0.0.1"
@@ -171,15 +173,15 @@ def test_a_message_that_cannot_be_understood_is_told(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_that_is_set_up_wrongly_says_so(tmp_path: Path) -> None:
+def test_the_server_learns_that_a_node_is_misconfigured(tmp_path: Path) -> None:
     job = wire.to_job(Job("a" * 32, PRIVATE))
     assert "unknown key client" in error_of(asked(job, context(tmp_path, client=3)))
 
 
 def test_a_real_refusal_under_privacy_names_the_other_data(tmp_path: Path) -> None:
-    # About what the server asks, not about examples.
+    # The text is about the server's request, not about examples.
     noise = {"privacy.mechanism": "features", "privacy.noise_multiplier": 20.0}
-    private = resolve(options={"clients": CLIENTS}, settings={**SETTINGS, **noise})
+    private = resolve(options={"clients": CLIENTS}, settings={**SETTINGS, **noise}, shared=True)
     where = context(tmp_path, dataset="lesions", data=str(tmp_path))
     told = error_of(asked(wire.to_job(Job("a" * 32, private)), where))
-    assert told == "this node has lesions, and the server asks for digits"
+    assert told == "this node has lesions, but the server asks for digits"

@@ -1,6 +1,6 @@
 """A whole deployment on this machine: a SuperLink, nodes, encryption and keys.
 
-Everything listens on free ports of 127.0.0.1, and is ended by its process id.
+Everything listens on free ports of 127.0.0.1 and is stopped by its process id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.errors import EngineError
 from feddm.flower.keys import certificates, make_node_key
 from feddm.flower.loopback import NAME, Loopback
@@ -28,7 +29,7 @@ from tiny import SETTINGS, running, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS = 2
-PATIENT = 300  # seconds for what takes a few on an idle machine
+PATIENT = 300  # seconds; on an idle machine, everything takes a few
 
 pytestmark = pytest.mark.deployment
 
@@ -37,13 +38,14 @@ def config(algorithm: str, rounds: int = 3, **settings: Any) -> Config:
     return resolve(
         options={"algorithm": algorithm, "clients": CLIENTS, "rounds": rounds, "workers": 1},
         settings={**SETTINGS, **settings},
+        shared=True,
     )
 
 
 def finished(
     loopback: Loopback, config: Config, out: Path, **options: str | int
 ) -> list[RoundRecord]:
-    """Runs it there, and returns its rounds."""
+    """Runs a configuration in the deployment and returns its rounds."""
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.with_suffix(".toml")
     file.write_text(config.to_toml())
@@ -52,12 +54,12 @@ def finished(
 
 
 def wait_until_finished(loopback: Loopback, run: str) -> None:
-    """Returns when a run has ended. Each look starts a process, so they are far apart."""
+    """Waits until a run has ended. Each poll starts a process, so polls are far apart."""
     wait_until(lambda: loopback.status(run).startswith("finished"), PATIENT, every=1.0)
 
 
 def same_bits(one: Path, other: Path) -> bool:
-    """Whether two runs have the same model, and the same accuracies on the way."""
+    """Returns whether two runs have the same model and the same results in each round."""
     models = [(run / "model.safetensors").read_bytes() for run in (one, other)]
     records = [RunDirectory.open(run).records() for run in (one, other)]
     accuracies = [[(r.accuracy, r.loss, r.bytes_up) for r in rounds] for rounds in records]
@@ -84,7 +86,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 )
 def test_in_process_is_deployment(algorithm: str, deployment: Loopback, tmp_path: Path) -> None:
     assert_parity(config(algorithm), deployment, tmp_path)
-    assert "train is answered with " in (deployment.folder / "node0.log").read_text()
+    assert "answering train with " in (deployment.folder / "node0.log").read_text()
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddm"])
@@ -93,7 +95,7 @@ def test_in_process_is_simulation(algorithm: str, simulation: Loopback, tmp_path
 
 
 def assert_parity(ours: Config, loopback: Loopback, folder: Path) -> None:
-    """Runs it in this process and there, and compares the bits."""
+    """Runs a configuration in this process and in the deployment, and compares the bits."""
     execute(ours, folder / "here", Observer())
     records = finished(loopback, ours, folder / "there")
     assert [len(record.clients) for record in records] == [CLIENTS] * 3
@@ -101,7 +103,7 @@ def assert_parity(ours: Config, loopback: Loopback, folder: Path) -> None:
 
 
 def test_the_example_learns(simulation: Loopback, tmp_path: Path) -> None:
-    """FedDM as the strategy of somebody's project, on that project's own data."""
+    """FedDM as the strategy of another project, on that project's own data."""
     out = tmp_path / "model.safetensors"
     run = simulation.run_app({"out": str(out)}, EXAMPLES / "flower-strategy")
     wait_until_finished(simulation, run)
@@ -111,8 +113,8 @@ def test_the_example_learns(simulation: Loopback, tmp_path: Path) -> None:
     assert load_model(out).predict(images) == ["dark"] * 20 + ["bright"] * 20
 
 
-class TestWhoMayCome:
-    """Refused are an unregistered key, no key, no encryption, and another authority."""
+class TestAccess:
+    """A node needs a registered key, encryption and the right authority."""
 
     def test_with_a_registered_key(self, deployment: Loopback) -> None:
         online = [
@@ -144,11 +146,11 @@ class TestWhoMayCome:
             timeout=PATIENT,
         )
         assert done.returncode != 0
-        assert "SuperNode ID" not in done.stdout + done.stderr  # which it gets when let in
+        assert "SuperNode ID" not in done.stdout + done.stderr  # logged once it is accepted
 
 
 def test_a_node_runs_no_other_app(deployment: Loopback, tmp_path: Path) -> None:
-    """The server sends a program that would leave a file behind; no node runs it."""
+    """The server sends a program that would write a file; no node runs it."""
     app = tmp_path / "evil"
     app.mkdir()
     (app / "pyproject.toml").write_text(EVIL)
@@ -158,7 +160,7 @@ def test_a_node_runs_no_other_app(deployment: Loopback, tmp_path: Path) -> None:
     run = deployment.run_app({"out": str(out)}, app)
     wait_until_finished(deployment, run)
     said = (out / "server").read_text()
-    assert said == f"this node runs {APP} alone, as it is installed here"
+    assert said == f"this node only runs {APP}, as installed here"
     assert not (out / "client").exists()
 
 
@@ -213,12 +215,12 @@ def main(grid, context):
 def test_a_node_refuses_what_its_policy_does_not_allow(
     deployment: Loopback, tmp_path: Path
 ) -> None:
-    """The second node gets a policy of its machine: nothing leaves it without noise."""
+    """The policy of the second node: nothing leaves it without noise."""
     policy = tmp_path / "policy.toml"
     policy.write_text('mechanisms = ["features"]\n')
     restarted(deployment, 1, FEDDM_POLICY=str(policy))
     try:
-        with pytest.raises(EngineError, match="client 1: a client takes part in features"):
+        with pytest.raises(EngineError, match="client 1: the client does not allow"):
             finished(deployment, config("fedavg"), tmp_path / "all", retries=0)
         rest = config("fedavg", rounds=1, min_clients=1)
         (record,) = finished(deployment, rest, tmp_path / "rest")
@@ -226,11 +228,14 @@ def test_a_node_refuses_what_its_policy_does_not_allow(
         restarted(deployment, 1)
     assert [client.client for client in record.clients] == [0]
     (loss,) = record.dropouts
-    assert (loss.client, "takes part in features alone" in loss.reason) == (1, True)
+    assert (loss.client, "does not allow the mechanism none, only features" in loss.reason) == (
+        1,
+        True,
+    )
 
 
 def restarted(deployment: Loopback, client: int, **environment: str) -> None:
-    """Starts the node of a client, anew if it is there, and waits until it is ready."""
+    """Starts or restarts the node of a client and waits until it is ready."""
     log = deployment.folder / f"node{client}.log"
     before = log.read_text().count("ready") if log.exists() else 0
     if f"node{client}" in deployment.processes:
@@ -242,17 +247,17 @@ def restarted(deployment: Loopback, client: int, **environment: str) -> None:
     wait_until(lambda: log.read_text().count("ready") > before, PATIENT)
 
 
-def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
+def test_a_killed_node_drops_out_and_the_run_goes_on(
     deployment: Loopback, tmp_path: Path
 ) -> None:
     slow = config("fedavg", rounds=1, min_clients=1, **{"local.epochs": 150})
     log = deployment.folder / "node1.log"
-    before = log.read_text().count("train begun")
+    before = log.read_text().count("train started")
     file = tmp_path / "slow.toml"
     file.write_text(slow.to_toml())
     out = tmp_path / "run"
     run = deployment.run_app({"config": str(file), "out": str(out), "retries": 0})
-    wait_until(lambda: log.read_text().count("train begun") > before, PATIENT)
+    wait_until(lambda: log.read_text().count("train started") > before, PATIENT)
     deployment.end("node1", signal.SIGKILL)
     try:
         (record,) = deployment.rounds(run, out)
@@ -263,7 +268,7 @@ def test_a_node_that_is_killed_is_named_and_the_run_goes_on(
 
 
 def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path: Path) -> None:
-    """SuperLink, server and a node are killed after a round; SCAFFOLD's clients remember it."""
+    """Kills SuperLink, server and a node after a round; SCAFFOLD needs the clients' memory."""
     ours = config("scaffold", rounds=3)
     execute(ours, tmp_path / "here", Observer())
     file, out = tmp_path / "config.toml", tmp_path / "there"
@@ -280,7 +285,7 @@ def test_killed_and_resumed_it_has_the_same_bits(deployment: Loopback, tmp_path:
     assert same_bits(out, tmp_path / "here")
 
 
-def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     folder = tmp_path / "up"
     options = ["--folder", folder, "--out", tmp_path / "run", "--rounds", 500]
     with running(tmp_path, "flower", "up", "--clients", 1, *options) as process:
@@ -294,7 +299,7 @@ def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Returns the commands of all processes that have to do with a folder."""
+    """Returns the commands of all processes that name a folder."""
     commands = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The server's side: who answers, who does not, and what becomes of it."""
+"""The engine on Flower: replies, dropouts, refused nodes and the clients' memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 
 from fake_grid import FakeGrid, Node
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.core.tensors import Records
 from feddm.flower import wire
 from feddm.flower.engine import OnFlower, Patience
@@ -46,7 +46,7 @@ def ran(clients: OnFlower, number: int = 1) -> dict[int, Reply | Dropout]:
 def node(
     client: int, remembers: bool = False, answer: RecordDict | Error | str | None = ""
 ) -> Node:
-    """Returns a node that says who it is, and sends what it got plus its number."""
+    """Returns a node that answers as a client and uploads its download plus its number."""
 
     def answered(message: Message) -> RecordDict | Error | None:
         if message.metadata.message_type == MessageType.QUERY:
@@ -63,7 +63,7 @@ def node(
     return answered
 
 
-def test_replies_come_from_the_clients_that_nodes_say_they_are() -> None:
+def test_a_node_replies_for_the_client_it_claims_to_be() -> None:
     grid = FakeGrid({70: node(2), 50: node(0), 60: node(1)})
     outcomes = ran(engine(grid))
     for client in range(3):
@@ -73,7 +73,7 @@ def test_replies_come_from_the_clients_that_nodes_say_they_are() -> None:
         assert reply.seconds == 1.5
 
 
-def test_nodes_are_asked_once_who_they_are() -> None:
+def test_nodes_are_asked_only_once_which_client_they_are() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
     clients = engine(grid)
     ran(clients, 1)
@@ -83,36 +83,36 @@ def test_nodes_are_asked_once_who_they_are() -> None:
     assert kinds.count(MessageType.TRAIN) == 6
 
 
-def test_who_does_not_answer_is_lost_and_named() -> None:
+def test_a_client_that_does_not_answer_drops_out() -> None:
     grid = FakeGrid({50: node(0), 60: node(1, answer=None), 70: node(2)})
     outcomes = ran(engine(grid))
     assert outcomes[1] == Dropout(1, "no reply within 0.2 s")
     assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
 
 
-def test_what_cannot_be_sent_is_lost_at_once() -> None:
+def test_clients_that_cannot_be_reached_drop_out_at_once() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
     clients = engine(grid)
     ran(clients)
     grid.lost = {50, 60, 70}
     assert {str(loss) for loss in ran(clients, 2).values()} == {
-        str(Dropout(client, "Flower did not send it")) for client in range(3)
+        str(Dropout(client, "Flower could not send the message")) for client in range(3)
     }
 
 
-def test_some_can_be_sent_and_some_not() -> None:
+def test_only_the_clients_that_cannot_be_reached_drop_out() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
     clients = engine(grid)
     ran(clients)
     grid.lost = {60}
     outcomes = ran(clients, 2)
-    assert outcomes[1] == Dropout(1, "Flower did not send it")
+    assert outcomes[1] == Dropout(1, "Flower could not send the message")
     assert isinstance(outcomes[0], Reply) and isinstance(outcomes[2], Reply)
 
 
-def test_who_answers_in_time_is_heard_by_a_slow_server() -> None:
+def test_a_slow_server_accepts_replies_that_came_in_time() -> None:
     class Slow(FakeGrid):
-        """Takes longer for a look than replies are waited for."""
+        """Takes longer to fetch replies than the server waits for them."""
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             time.sleep(1.2 * HASTY.reply)
@@ -124,57 +124,57 @@ def test_who_answers_in_time_is_heard_by_a_slow_server() -> None:
     assert outcomes[1] == Dropout(1, "no reply within 0.2 s")
 
 
-def test_a_node_that_breaks_says_why() -> None:
+def test_the_reason_of_a_failure_is_reported() -> None:
     broken = Error(code=1, reason="it is on\nfire")
     refused = wire.to_error("the policy says no\nand more")
     grid = FakeGrid({50: node(0, answer=broken), 60: node(1, answer=refused), 70: node(2)})
     outcomes = ran(engine(grid))
-    assert outcomes[0] == Dropout(0, "the node failed (Flower's code 1: it is on fire)")
+    assert outcomes[0] == Dropout(0, "the node failed (Flower error 1: it is on fire)")
     assert outcomes[1] == Dropout(1, "the policy says no and more")
 
 
-def test_junk_is_a_loss() -> None:
+def test_a_client_that_sends_junk_drops_out() -> None:
     junk = RecordDict()
-    liar = wire.to_reply(Reply(2, {}, {}, 0.0), False)  # says that it is client 2
+    liar = wire.to_reply(Reply(2, {}, {}, 0.0), False)  # claims to be client 2
     grid = FakeGrid({50: node(0, answer=junk), 60: node(1, answer=liar), 70: node(2)})
     outcomes = ran(engine(grid))
     assert outcomes[0] == Dropout(0, "the message is not one of feddm")
     assert outcomes[1] == Dropout(1, "the answer is of client 2")
 
 
-def test_a_client_without_a_node_is_lost() -> None:
+def test_a_client_without_a_node_drops_out() -> None:
     outcomes = ran(engine(FakeGrid({50: node(0), 60: node(1)})))
-    assert outcomes[2] == Dropout(2, "no node within 0.2 s")
+    assert outcomes[2] == Dropout(2, "no node found within 0.2 s")
 
 
-def test_two_nodes_cannot_be_one_client() -> None:
+def test_two_nodes_cannot_be_the_same_client() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(0), 70: node(2)})
     outcomes = ran(engine(grid, notices=notices))
     assert isinstance(outcomes[0], Reply)
-    assert notices == ["a node does not take part: another node is client 0, too"]
+    assert notices == ["a node is not taking part: another node is already client 0"]
     assert outcomes[1] == Dropout(
-        1, "no node; others were refused: another node is client 0, too"
+        1, "no node found; other nodes were refused: another node is already client 0"
     )
 
 
-def test_there_are_no_more_clients_than_there_are() -> None:
+def test_a_client_number_that_is_too_large_is_refused() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 80: node(3)})
     assert isinstance(ran(engine(grid, notices=notices))[2], Dropout)
-    assert notices == ["a node does not take part: there is no client 3"]
+    assert notices == ["a node is not taking part: its client must be from 0 to 2, got 3"]
 
 
-def test_a_client_that_does_not_want_is_not_waited_for() -> None:
+def test_the_server_does_not_wait_for_a_client_that_refuses() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: wire.to_error("no!", 2)})
     patient = Patience(nodes=3600, reply=3600, poll=0.01)
     clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, notices.append)
     assert ran(clients)[2] == Dropout(2, "no!")
-    assert notices == ["client 2 does not take part: no!"]
+    assert notices == ["client 2 is not taking part: no!"]
 
 
-def test_a_node_that_says_nothing_keeps_nobody_from_being_found() -> None:
+def test_a_silent_node_does_not_hold_up_the_others() -> None:
     grid = FakeGrid({40: lambda message: None, 50: node(0), 60: node(1)})
     patient = Patience(nodes=3600, reply=3600, poll=0.01)
     clients = OnFlower(grid, FEDERATION, CONFIG, False, {}, patient, lambda text: None)
@@ -192,8 +192,8 @@ def test_a_node_that_says_nothing_keeps_nobody_from_being_found() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4, 5])
-def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> None:
-    """Flower answers for it that it is gone, or that the question is."""
+def test_a_node_that_was_offline_when_asked_is_asked_again(code: int) -> None:
+    """Flower answers in its place that the node or the message is gone."""
     asked = 0
 
     def restarting(message: Message) -> RecordDict | Error | None:
@@ -209,37 +209,37 @@ def test_a_node_that_was_away_when_it_was_asked_is_asked_again(code: int) -> Non
     assert notices == []
 
 
-def test_a_node_that_stays_away_is_not_waited_for_longer_than_any_other() -> None:
+def test_the_server_does_not_wait_longer_for_a_node_that_stays_offline() -> None:
     gone = Error(code=5, reason="gone")
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda message: gone})
-    assert ran(engine(grid))[2] == Dropout(2, "no node within 0.2 s")
+    assert ran(engine(grid))[2] == Dropout(2, "no node found within 0.2 s")
 
 
-def test_who_was_refused_and_mended_takes_part_in_the_next_round() -> None:
+def test_a_refused_node_can_take_part_once_it_is_fixed() -> None:
     notices: list[str] = []
     grid = FakeGrid({50: node(0), 60: node(1), 70: lambda _: wire.to_error("too large", 2)})
     clients = engine(grid, notices=notices)
     assert ran(clients, 1)[2] == Dropout(2, "too large")
     assert ran(clients, 2)[2] == Dropout(2, "too large")
-    assert notices == ["client 2 does not take part: too large"]  # told once
-    grid.nodes[70] = node(2)  # which by its key is the same node
+    assert notices == ["client 2 is not taking part: too large"]  # told once
+    grid.nodes[70] = node(2)  # the same node, by its key
     assert isinstance(ran(clients, 3)[2], Reply)
 
 
-def test_a_node_that_took_the_place_of_a_dead_one_is_found() -> None:
+def test_a_node_that_replaces_a_dead_one_is_found() -> None:
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
     clients = engine(grid)
     ran(clients, 1)
-    grid.nodes[71] = node(2)  # restarted without a key, while the SuperLink believes in both
+    grid.nodes[71] = node(2)  # restarted without a key; the SuperLink lists both
     grid.nodes[70] = lambda message: None
     assert isinstance(ran(clients, 2)[2], Dropout)
     del grid.nodes[70]
     assert isinstance(ran(clients, 3)[2], Reply)
 
 
-def test_a_reply_that_flower_cannot_read_costs_a_try_and_not_the_run() -> None:
+def test_a_reply_that_flower_cannot_read_costs_a_round_but_not_the_run() -> None:
     class Fragile(FakeGrid):
-        """Falls over what node 60 sends, with all that it has just fetched."""
+        """Fails on the reply of node 60 and loses all that it fetched at the same time."""
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             wanted = set(message_ids)
@@ -256,7 +256,7 @@ def test_a_reply_that_flower_cannot_read_costs_a_try_and_not_the_run() -> None:
             return super().pull_messages(wanted)
 
     clients = engine(Fragile({50: node(0), 60: node(1), 70: node(2)}))
-    unread = {client: Dropout(client, "the reply cannot be read") for client in range(3)}
+    unread = {client: Dropout(client, "Flower could not read the reply") for client in range(3)}
     assert ran(clients) == unread
     again = ran(clients)
     assert again[1] == unread[1]
@@ -274,12 +274,12 @@ def test_a_node_that_comes_back_is_asked_again() -> None:
 
 
 class TestMemory:
-    def test_a_task_names_the_round_whose_memory_counts(self) -> None:
+    def test_a_task_names_the_round_whose_memory_is_valid(self) -> None:
         grid = FakeGrid({50: node(0, True), 60: node(1, True), 70: node(2)})
         clients = engine(grid)
         assert self.named(ran(clients, 1)) == [0, 0, 0]
         clients.commit([0, 1, 2])
-        # In round 2 the upload of client 1 is not accepted: its memory is still of round 1.
+        # In round 2 the upload of client 1 is not accepted: it continues from round 1.
         assert self.named(ran(clients, 2)) == [1, 1, 0]
         clients.commit([0, 2])
         assert self.named(ran(clients, 3)) == [2, 1, 0]
@@ -289,7 +289,7 @@ class TestMemory:
         first = engine(grid)
         ran(first, 7)
         first.commit([0, 1, 2])
-        assert set(first.memories) == {0, 1}  # client 2 remembers nothing
+        assert set(first.memories) == {0, 1}  # client 2 has no memory
         assert self.named(ran(engine(grid, first.memories), 8)) == [7, 7, 0]
 
     def named(self, outcomes: dict[int, Reply | Dropout]) -> list[float]:
@@ -297,7 +297,7 @@ class TestMemory:
         return [reply.metrics["memory"] for reply in replies if isinstance(reply, Reply)]
 
 
-def test_sites_judge() -> None:
+def test_nodes_evaluate() -> None:
     notices: list[str] = []
     refused = wire.to_error("not mine")
     grid = FakeGrid({50: node(0), 60: node(1), 70: node(2)})
@@ -305,11 +305,11 @@ def test_sites_judge() -> None:
     ran(clients)
     grid.nodes[60] = node(1, answer=refused)
     evaluation = clients.evaluate(DOWNLOAD["params"], 1)
-    # Of clients 0 and 2: accuracies 0 and 2/4.
+    # Clients 0 and 2 have accuracies 0 and 2/4.
     assert [site.client for site in evaluation.sites] == [0, 2]
     assert evaluation.accuracy == 0.25
     assert notices == ["client 1 cannot evaluate round 1: not mine"]
 
 
-def test_if_nobody_judges_nothing_is_known() -> None:
+def test_without_evaluating_nodes_the_accuracy_is_nan() -> None:
     assert math.isnan(engine(FakeGrid({})).evaluate(DOWNLOAD["params"], 1).accuracy)

@@ -1,4 +1,4 @@
-"""Certificates that hold for this machine, and keys that nobody else can read."""
+"""Certificates that are valid on this machine only, and keys that only the owner can read."""
 
 import contextlib
 import socket
@@ -23,12 +23,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def greeting(server: Files, authority: Path | None, name: str) -> bytes:
-    """Returns what a server on loopback says to whoever trusts an authority."""
+    """Returns what a server on loopback sends to a client that trusts an authority."""
     _, certificate, key = server
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     there.load_cert_chain(certificate, key)
     here = ssl.create_default_context(cafile=authority)
-    here.verify_flags |= ssl.VERIFY_X509_STRICT  # as newer versions of Python do by themselves
+    here.verify_flags |= ssl.VERIFY_X509_STRICT  # the default in newer versions of Python
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(10)
 
@@ -51,24 +51,24 @@ def greeting(server: Files, authority: Path | None, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_the_certificate_holds_for_this_machine(files: Files, name: str) -> None:
+def test_the_certificate_is_valid_for_this_machine(files: Files, name: str) -> None:
     assert greeting(files, files[0], name) == b"hello"
 
 
-def test_it_holds_for_no_other_name(files: Files) -> None:
+def test_it_is_valid_for_no_other_name(files: Files) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         greeting(files, files[0], "example.org")
 
 
-def test_another_authority_does_not_vouch_for_it(files: Files, tmp_path: Path) -> None:
-    # It has the same name, and another key.
+def test_it_is_not_valid_under_another_authority(files: Files, tmp_path: Path) -> None:
+    # Another authority has the same name but another key.
     other, _, _ = certificates(tmp_path)
     for authority in (other, None):
         with pytest.raises(ssl.SSLCertVerificationError):
             greeting(files, authority, "localhost")
 
 
-def test_a_server_cannot_vouch_for_others(files: Files) -> None:
+def test_a_server_certificate_cannot_sign_others(files: Files) -> None:
     authority, server = (x509.load_pem_x509_certificate(f.read_bytes()) for f in files[:2])
     for certificate, may in ((authority, True), (server, False)):
         extensions = certificate.extensions
@@ -80,7 +80,7 @@ def test_a_server_cannot_vouch_for_others(files: Files) -> None:
     server.verify_directly_issued_by(authority)
 
 
-def test_the_key_of_the_authority_is_not_kept(files: Files) -> None:
+def test_the_key_of_the_authority_is_not_stored(files: Files) -> None:
     folder = files[0].parent
     assert {path.name for path in folder.iterdir()} == {"ca.crt", "server.crt", "server.key"}
     authority = x509.load_pem_x509_certificate(files[0].read_bytes())
@@ -88,14 +88,14 @@ def test_the_key_of_the_authority_is_not_kept(files: Files) -> None:
     assert authority.public_key() != key.public_key()
 
 
-def test_nobody_else_can_read_keys(files: Files, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_keys(files: Files, tmp_path: Path) -> None:
     private, public = make_node_key(tmp_path / "node")
     for file in (files[2], private):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert public == tmp_path / "node.pub"
 
 
-def test_the_key_of_a_node_is_of_the_kind_that_flower_takes(tmp_path: Path) -> None:
+def test_a_node_key_is_of_the_type_flower_needs(tmp_path: Path) -> None:
     private, public = make_node_key(tmp_path / "node")
     key = serialization.load_ssh_private_key(private.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -103,12 +103,12 @@ def test_the_key_of_a_node_is_of_the_kind_that_flower_takes(tmp_path: Path) -> N
     assert serialization.load_ssh_public_key(public.read_bytes()) == key.public_key()
 
 
-def test_what_is_there_is_taken_again(tmp_path: Path) -> None:
+def test_existing_certificates_are_reused(tmp_path: Path) -> None:
     before = [file.read_bytes() for file in certificates(tmp_path)]
     assert [file.read_bytes() for file in certificates(tmp_path)] == before
 
 
-def test_a_key_is_not_written_over(tmp_path: Path) -> None:
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     private, _ = make_node_key(tmp_path / "node")
     before = private.read_bytes()
     with pytest.raises(FileExistsError):

@@ -1,4 +1,4 @@
-"""A federation on one machine, as far as it starts nothing; test_deployment.py has the rest."""
+"""A deployment on one machine, without Flower's processes; test_deployment.py has the rest."""
 
 import signal
 import sys
@@ -11,22 +11,22 @@ from feddm.flower.loopback import Loopback
 from tiny import wait_until
 
 
-def test_what_an_earlier_one_left_is_gone(
+def test_files_of_an_earlier_deployment_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run in its database would begin, with a key of its authority others would get in."""
+    """A queued run in the old database would start; old keys would let others connect."""
     monkeypatch.setattr(Loopback, "start_superlink", lambda self: None)
     left = ["ca.crt", "server.key", "superlink.db", "superlink.db-wal", "superlink.log"]
     for name in left:
         (tmp_path / name).touch()
     with Loopback(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["superlink.log"]
-    with Loopback(tmp_path / "new"):  # where there is nothing
+    with Loopback(tmp_path / "new"):  # does not exist
         pass
 
 
 class TestEnd:
-    """A process with a child; both write their numbers, and how they end."""
+    """A process with a child; both write their process ids, and whether they were asked."""
 
     CODE = """
 import os, signal, subprocess, sys, time
@@ -56,16 +56,18 @@ while True:
         return here, [int(path.read_text()) for path in both]
 
     @pytest.mark.parametrize(("name", "child"), [("superlink", True), ("node0", False)])
-    def test_a_node_ends_its_own_children(self, tmp_path: Path, name: str, child: bool) -> None:
-        # Whoever is left when the process has ended is killed: a child that is asked, too,
-        # needs the time to say so.
+    def test_a_node_stops_its_own_children(
+        self, tmp_path: Path, name: str, child: bool
+    ) -> None:
+        # Children that remain after the process has stopped are killed, so the process waits
+        # for a child that was asked: it needs time to write that down.
         here, processes = self.started(tmp_path, name, "waits" if child else "no")
         here.end(name)
         wait_until(lambda: not any(map(alive, processes)), 60)
         assert (tmp_path / "1.ended").read_text() == "x"  # asked once
         assert (tmp_path / "0.ended").exists() is child
 
-    def test_who_does_not_listen_is_killed(
+    def test_a_process_that_ignores_sigterm_is_killed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(loopback, "END", 0.5)
@@ -74,7 +76,7 @@ while True:
         wait_until(lambda: not any(map(alive, processes)), 60)
         assert (tmp_path / "1.ended").read_text() == "x"  # it was asked first
 
-    def test_a_power_cut_asks_nobody(self, tmp_path: Path) -> None:
+    def test_sigkill_asks_no_process(self, tmp_path: Path) -> None:
         here, processes = self.started(tmp_path, "node0", "no")
         here.end("node0", signal.SIGKILL)
         wait_until(lambda: not any(map(alive, processes)), 60)
@@ -82,7 +84,7 @@ while True:
 
 
 def alive(process: int) -> bool:
-    """Returns whether a process is there, and no mere entry in a table."""
+    """Returns whether a process is running, not just a zombie."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except FileNotFoundError:

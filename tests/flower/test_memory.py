@@ -1,4 +1,4 @@
-"""What a client remembers on its own disk: the last two rounds, and nobody else's."""
+"""A client's memory on its own disk: two rounds per federation."""
 
 import os
 import stat
@@ -22,19 +22,19 @@ def rounds(folder: Path, federation: str = A) -> list[str]:
     return sorted(path.name for path in (folder / federation).iterdir())
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_recall_returns_what_was_kept(tmp_path: Path) -> None:
     Memory(tmp_path / "new").keep(A, 1, remembered(1.5), before=0)
-    # Another process, later.
+    # As another process would.
     again = Memory(tmp_path / "new").recall(A, 1)
     assert to_bytes(again) == to_bytes(remembered(1.5))
 
 
-def test_before_the_first_round_there_is_none(tmp_path: Path) -> None:
+def test_round_zero_has_no_memory(tmp_path: Path) -> None:
     assert Memory(tmp_path).recall(A, 0) == {}
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     Memory(tmp_path / "new").keep(A, 1, remembered(1.5), before=0)
     file = tmp_path / "new" / A / "round_00000001.safetensors"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -42,19 +42,19 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_the_last_two_rounds_are_kept(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     for round_ in range(1, 5):
         memory.keep(A, round_, remembered(round_), before=round_ - 1)
     assert rounds(tmp_path) == ["round_00000003.safetensors", "round_00000004.safetensors"]
-    with pytest.raises(EngineError, match="memory of round 2 is not on this node any more"):
+    with pytest.raises(EngineError, match="memory of round 2 is no longer on this node"):
         memory.recall(A, 2)
 
 
-def test_a_round_that_is_asked_for_again_begins_where_it_began(tmp_path: Path) -> None:
+def test_a_repeated_round_starts_where_it_started_before(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     memory.keep(A, 1, remembered(1.0), before=0)
-    # The upload of round 2 is never accepted, so round 1 stays in force.
+    # The upload of round 2 is never accepted, so the memory of round 1 stays valid.
     for value in (2.0, 2.5):
         assert memory.recall(A, 1)["control"]["b"].item() == 1.0
         memory.keep(A, 2, remembered(value), before=1)
@@ -83,7 +83,7 @@ def test_federations_do_not_see_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../x", "", ".", "a" * 31, "a" * 33, "A" * 32, f"{A}\n", f"/{A}", f"{A[:-3]}/.."]
 )
-def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     memory = Memory(tmp_path / "memory")
     for ask in (
         lambda: memory.recall(name, 0),  # before any work is done
@@ -95,13 +95,13 @@ def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.rglob("*"))
 
 
-def test_old_federations_are_forgotten(tmp_path: Path) -> None:
+def test_old_federations_are_deleted(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     names = [f"{number:032x}" for number in range(FEDERATIONS + 2)]
     for age, name in enumerate(names[:FEDERATIONS]):
         memory.keep(name, 1, remembered(age), before=0)
         os.utime(tmp_path / name, (1000 + age, 1000 + age))
-    os.utime(tmp_path / names[0], (5000, 5000))  # it has worked on, so it is not old
+    os.utime(tmp_path / names[0], (5000, 5000))  # used since, so it is not old
     (tmp_path / "notes.txt").write_text("not ours")
     for name in names[FEDERATIONS:]:
         memory.keep(name, 1, remembered(0.0), before=0)
@@ -109,29 +109,29 @@ def test_old_federations_are_forgotten(tmp_path: Path) -> None:
     assert left == {*names, "notes.txt"} - {names[1], names[2]}
 
 
-@pytest.mark.parametrize("harm", ["lost", "cut off", "emptied"])
-def test_a_lost_memory_is_told(tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["lost", "truncated", "emptied"])
+def test_a_lost_memory_is_an_error(tmp_path: Path, harm: str) -> None:
     memory = Memory(tmp_path)
     memory.keep(A, 1, remembered(1.0), before=0)
     file = tmp_path / A / "round_00000001.safetensors"
     if harm == "lost":
         file.unlink()
     else:
-        file.write_bytes(file.read_bytes()[: 20 if harm == "cut off" else 0])
+        file.write_bytes(file.read_bytes()[: 20 if harm == "truncated" else 0])
     with pytest.raises(EngineError) as caught:
         memory.recall(A, 1)
     assert str(caught.value) == (
-        "the memory of round 1 is not on this node any more; start a new federation"
+        "the memory of round 1 is no longer on this node; start a new federation"
     )
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "memory").write_text("a file")
     with pytest.raises(EngineError, match="cannot use"):
         Memory(tmp_path / "memory").keep(A, 1, remembered(1.0), before=0)
 
 
-def test_what_a_crash_left_behind_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     memory.keep(A, 1, remembered(1.0), before=0)
     (tmp_path / A / "round_00000002.safetensors.part").write_bytes(b"half")

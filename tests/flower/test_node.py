@@ -1,4 +1,4 @@
-"""A node: the same bits as anywhere else, on its own data, under its own policy and ledger."""
+"""A node: the same bits as in process, with its own data, policy and ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import torch
 from platformdirs import user_data_path
 
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.metrics import evaluate
 from feddm.core.tensors import Records, to_bytes
 from feddm.core.training import ignore
@@ -37,16 +38,16 @@ OWN: dict[str, Any] = {
     "data.own.shape": [1, 8, 8],
     "data.own.examples": 40,
 }
-# Two sums a round, under much noise.
+# Two sums per round, with a lot of noise.
 PRIVATE: dict[str, Any] = {"privacy.mechanism": "features", "privacy.noise_multiplier": 20.0}
 DELTA = 1e-5
 NOTHING: Mapping[str, Any] = {}
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_from_another_test() -> Iterator[None]:
+def empty_caches() -> Iterator[None]:
     yield
-    node_module._own.cache_clear()
+    node_module._read_data.cache_clear()
     node_module._algorithm.cache_clear()
 
 
@@ -54,7 +55,7 @@ def configured(
     algorithm: str = "fedavg", settings: Mapping[str, Any] = NOTHING, clients: int = CLIENTS
 ) -> Config:
     options = {"algorithm": algorithm, "clients": clients}
-    return resolve(options=options, settings={**SETTINGS, **settings})
+    return resolve(options=options, settings={**SETTINGS, **settings}, shared=True)
 
 
 def own_config(algorithm: str = "fedavg", settings: Mapping[str, Any] = NOTHING) -> Config:
@@ -62,7 +63,7 @@ def own_config(algorithm: str = "fedavg", settings: Mapping[str, Any] = NOTHING)
 
 
 def broadcast(config: Config) -> Records:
-    """Returns what clients get in a first round."""
+    """Returns what clients download in the first round."""
     info = described(config.data)
     model = build_model(config.model, info.shape, len(info.classes))
     algorithm = build_algorithm(config, model)
@@ -74,7 +75,7 @@ def first(config: Config, federation: str = A) -> Job:
 
 
 def npz(path: Path, num: int = 20, seed: int = 0, **parts: Any) -> str:
-    """Writes as many images of each class, of which those of the ill are brighter."""
+    """Writes equally many images per class; those of class ill are brighter."""
     rng = np.random.default_rng(seed)
     y = np.arange(num) % 2
     whole: dict[str, Any] = {
@@ -87,7 +88,7 @@ def npz(path: Path, num: int = 20, seed: int = 0, **parts: Any) -> str:
 
 
 def owner(tmp_path: Path, client: int = 0, **parts: Any) -> Node:
-    """Returns a node with data of its own."""
+    """Returns a node with its own data."""
     data = npz(tmp_path / f"own{client}.npz", seed=client, **parts)
     return Node(Settings(client, tmp_path / f"node{client}", "lesions", data))
 
@@ -102,12 +103,12 @@ def same(one: Reply, two: Reply) -> bool:
 
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a test fail that reads examples."""
+    """Makes a test fail if it reads examples."""
 
     def never(*_: object) -> Any:
         raise AssertionError("no example may be read")
 
-    monkeypatch.setattr("feddm.flower.node._own", never)
+    monkeypatch.setattr("feddm.flower.node._read_data", never)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestSettings:
-    def test_all_of_them(self, tmp_path: Path) -> None:
+    def test_all_keys(self, tmp_path: Path) -> None:
         given = {
             "partition-id": 1,
             "num-partitions": 3,
@@ -128,18 +129,18 @@ class TestSettings:
         }
         assert settings_of(given) == Settings(1, tmp_path, "lesions", "/data/own.npz", 3)
 
-    def test_a_number_is_enough(self) -> None:
+    def test_partition_id_is_enough(self) -> None:
         settings = settings_of({"partition-id": 12})
         nodes = user_data_path("feddm") / "nodes"
         assert settings == Settings(12, nodes / "client_000012", "", "", None)
 
-    def test_home_is_understood(self) -> None:
+    def test_tilde_is_the_home_folder(self) -> None:
         settings = settings_of({"partition-id": 0, "data": "~/data", "folder": "~/node"})
         assert settings.data == str(Path.home() / "data")
         assert settings.folder == Path.home() / "node"
 
-    def test_the_folder_of_own_data_does_not_depend_on_the_number_of_the_client(self) -> None:
-        # Else what was spent of them would be forgotten in the next federation.
+    def test_the_folder_of_own_data_does_not_depend_on_the_client_number(self) -> None:
+        # Otherwise the next federation would not find what was spent.
         def folder(client: int, data: str) -> Path:
             given = {"partition-id": client, "dataset": "lesions", "data": data}
             return settings_of(given).folder
@@ -150,29 +151,29 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("given", "says"),
         [
-            ({}, "lacks partition-id, its number from 0: --node-config 'partition-id=0'"),
-            ({"partition-id": -1}, "lacks partition-id, .* got -1"),
-            ({"partition-id": "0"}, "lacks partition-id, .* got '0'"),
-            ({"partition-id": True}, "lacks partition-id, .* got True"),
-            ({"partition-id": 1.0}, "lacks partition-id, .* got 1.0"),
+            ({}, "client number, from 0, as in --node-config 'partition-id=0', got None"),
+            ({"partition-id": -1}, "partition-id must be its client number, .* got -1"),
+            ({"partition-id": "0"}, "partition-id must be its client number, .* got '0'"),
+            ({"partition-id": True}, "partition-id must be its client number, .* got True"),
+            ({"partition-id": 1.0}, "partition-id must be its client number, .* got 1.0"),
             ({"partition_id": 0}, "unknown key partition_id .*; known: partition-id, num-"),
-            ({"num-partitions": 0}, "num-partitions .* above its partition-id, got 0"),
-            ({"num-partitions": 2}, "num-partitions .* above its partition-id, got 2"),
+            ({"num-partitions": 0}, "num-partitions .* above its partition-id 2, got 0"),
+            ({"num-partitions": 2}, "num-partitions .* above its partition-id 2, got 2"),
             ({"num-partitions": "3"}, "num-partitions .* got '3'"),
             ({"num-partitions": True}, "num-partitions .* got True"),
-            ({"dataset": "lesions"}, "lacks data, where its lesions is"),
-            ({"dataset": "mnist", "data": "x"}, "mnist is a known set: leave it out"),
+            ({"dataset": "lesions"}, "data must be the path of its lesions"),
+            ({"dataset": "mnist", "data": "x"}, "the known data set 'mnist'; leave it out"),
             ({"dataset": "../x", "data": "x"}, "a name without slashes, got '../x'"),
         ],
     )
-    def test_mistakes(self, given: dict[str, Any], says: str) -> None:
+    def test_invalid_values(self, given: dict[str, Any], says: str) -> None:
         number = {} if not given or "partition-id" in given else {"partition-id": 2}
         with pytest.raises(ConfigError, match=says):
             settings_of(number | given)
 
 
 class TestKnownData:
-    """A node with a part of a known data set gives the bits of a client in process."""
+    """A node with a shard of a known data set gives the same bits as a client in process."""
 
     @pytest.fixture
     def nodes(self, tmp_path: Path) -> list[Node]:
@@ -200,39 +201,41 @@ class TestKnownData:
                 task = Task(1, number, 0, download)
                 (expected,) = engine.run([task], lambda client, done: None)
                 job = Job(A, config, round=number, memory=number - 1, download=download)
-                for _ in range(2):  # asked again, it begins where it began
+                for _ in range(2):  # asked again, it starts where it started before
                     reply, remembers = node.work(job)
                     assert same(reply, expected)
                     assert remembers
                 engine.commit([1])
-        # Without its memory it would be something else.
+        # Without its memory, the reply differs.
         forgetful = Job(A, config, round=3, download=download)
         assert not same(node.work(forgetful)[0], expected)
 
-    def test_a_memory_that_is_gone_is_told(self, nodes: list[Node]) -> None:
+    def test_a_lost_memory_is_an_error(self, nodes: list[Node]) -> None:
         config = configured("scaffold")
         job = Job(A, config, round=2, memory=1, download=broadcast(config))
-        with pytest.raises(EngineError, match="memory of round 1 is not on this node any more"):
+        with pytest.raises(EngineError, match="memory of round 1 is no longer on this node"):
             nodes[0].work(job)
 
-    def test_a_federation_with_another_name_is_refused_before_the_work(
+    def test_an_invalid_federation_name_is_refused_before_the_work(
         self, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("feddm.flower.node.perform", None)
         with pytest.raises(EngineError, match="32 hexadecimal digits"):
             nodes[0].work(first(configured(), "../x"))
 
-    def test_hello_says_who_it_is(self, nodes: list[Node]) -> None:
+    def test_hello_returns_the_client_number(self, nodes: list[Node]) -> None:
         assert [node.hello(Job(A, configured())) for node in nodes] == [0, 1, 2]
 
-    def test_there_are_as_many_clients_as_the_server_says(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="is client 3, and the federation has 3 from 0"):
+    def test_the_number_of_clients_must_match_the_server(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match="client 3, but the federation has clients 0 to 2"
+        ):
             Node(Settings(3, tmp_path)).hello(Job(A, configured()))
-        with pytest.raises(ConfigError, match="one of 4, and the federation has 3 clients"):
+        with pytest.raises(ConfigError, match="is 4, but the federation has 3 clients"):
             Node(Settings(0, tmp_path, clients=4)).hello(Job(A, configured()))
         assert Node(Settings(0, tmp_path, clients=3)).hello(Job(A, configured())) == 0
 
-    def test_a_data_folder_of_the_server_is_not_looked_for(self, tmp_path: Path) -> None:
+    def test_the_data_folder_of_the_server_is_ignored(self, tmp_path: Path) -> None:
         config = configured(
             "fedavg", {"data.name": "mnist", "data.dir": "/nowhere/of/the/server"}
         )
@@ -242,31 +245,31 @@ class TestKnownData:
         assert str(tmp_path) in str(caught.value)
         assert "server" not in str(caught.value)
 
-    def test_what_is_held_out_is_judged_and_not_learned(self, nodes: list[Node]) -> None:
+    def test_held_out_examples_are_for_evaluation_only(self, nodes: list[Node]) -> None:
         config = configured("fedavg", {"data.holdout": 0.25})
         setup, node = build(configured("fedavg")), nodes[2]
-        own = node._own(config)
+        data = node._data(config)
         size = len(setup.shards[2])
-        assert len(own.held_out) == round(size / 4)
-        assert len(own.train) == size - round(size / 4)
-        # Both together are its part.
-        together = torch.cat([own.train.x, own.held_out.x]).flatten(1).tolist()
+        assert len(data.held_out) == round(size / 4)
+        assert len(data.train) == size - round(size / 4)
+        # Together they are its shard.
+        together = torch.cat([data.train.x, data.held_out.x]).flatten(1).tolist()
         whole = setup.dataset.train.x[torch.from_numpy(setup.shards[2])].flatten(1).tolist()
         assert sorted(together) == sorted(whole)
 
         job = first(config)
-        expected = evaluate(setup.algorithm.model, job.download["params"], own.held_out)
-        assert node.judge(job) == SiteRecord(
+        expected = evaluate(setup.algorithm.model, job.download["params"], data.held_out)
+        assert node.evaluate(job) == SiteRecord(
             2, expected.accuracy, expected.balanced_accuracy, expected.loss
         )
 
-    def test_nothing_held_out_is_nothing_to_judge_by(self, nodes: list[Node]) -> None:
-        with pytest.raises(DataError, match="holds out no examples"):
-            nodes[0].judge(first(configured()))
+    def test_without_held_out_examples_there_is_no_evaluation(self, nodes: list[Node]) -> None:
+        with pytest.raises(DataError, match="has no held-out examples"):
+            nodes[0].evaluate(first(configured()))
 
 
 class TestOwnData:
-    def test_two_nodes_learn_each_from_its_own(self, tmp_path: Path) -> None:
+    def test_each_node_trains_on_its_own_data(self, tmp_path: Path) -> None:
         config = own_config()
         job = first(config)
         info = described(config.data)
@@ -281,13 +284,13 @@ class TestOwnData:
             assert to_bytes(reply.upload) == to_bytes(expected.upload)
 
     def test_feddm_on_own_data(self, tmp_path: Path) -> None:
-        config = own_config("feddm", {"synthesis.images_per_class": 3})
+        config = own_config("feddm", {"images_per_class": 3})
         reply, _ = owner(tmp_path).work(first(config))
-        # Three images of each class, numbered as the server does.
+        # Three images per class, with the server's labels.
         assert reply.metrics["images"] == 6
         assert reply.upload["examples"]["y"].unique().tolist() == [0, 1]
 
-    def test_data_that_a_program_reads(self, tmp_path: Path) -> None:
+    def test_data_from_load(self, tmp_path: Path) -> None:
         config = own_config("fedavg", {"data.name": "own"})
         examples = read_own(Path(npz(tmp_path / "own.npz")), described(config.data))
         node = Node(Settings(0, tmp_path / "node"), lambda: (examples.x, examples.y))
@@ -303,18 +306,22 @@ class TestOwnData:
                 r"must be uint8 of shape \(1, 8, 8\), got torch.f",
             ),
             (torch.zeros(2, 8, 8).byte(), [0, 1], r"must be uint8 of shape \(1, 8, 8\)"),
-            (torch.zeros(0, 1, 8, 8).byte(), [], "there are no images"),
-            (torch.zeros(2, 1, 8, 8).byte(), [0], "one class number for each of 2 images"),
+            (torch.zeros(0, 1, 8, 8).byte(), [], "must not be empty, got 0 images"),
+            (
+                torch.zeros(2, 1, 8, 8).byte(),
+                [0],
+                r"labels must be 2 whole numbers, one per image, got torch\.int64 \(1,\)",
+            ),
             (torch.zeros(2, 1, 8, 8).byte(), [0, -1], "must be from 0 to 1, got -1 to 0"),
             (
                 torch.zeros(2, 1, 8, 8).byte(),
                 [0, 2],
                 "must be from 0 to 1, got 0 to 2",
             ),
-            (torch.zeros(2, 1, 8, 8).byte(), [0.5, 1.0], "one class number for each"),
+            (torch.zeros(2, 1, 8, 8).byte(), [0.5, 1.0], r"one per image, got torch\.float32"),
         ],
     )
-    def test_what_a_program_reads_is_checked(
+    def test_data_from_load_are_checked(
         self, tmp_path: Path, x: torch.Tensor, y: list[int], says: str
     ) -> None:
         config = own_config("fedavg", {"data.name": "own"})
@@ -327,9 +334,9 @@ class TestOwnData:
         [
             (
                 {"classes": np.array(["ill", "fine"])},
-                "a class 'fine', and lesions has well, ill",
+                "unknown class 'fine'; the classes of lesions are well, ill",
             ),
-            ({"x": np.zeros((20, 9, 9), np.uint8)}, "9 x 9 x 1 .* where lesions has 8 x 8 x 1"),
+            ({"x": np.zeros((20, 9, 9), np.uint8)}, "9 x 9 x 1 .* but lesions has 8 x 8 x 1"),
         ],
     )
     def test_other_classes_and_sizes_are_refused(
@@ -339,45 +346,47 @@ class TestOwnData:
             owner(tmp_path, **parts).hello(Job(A, own_config()))
 
     @pytest.mark.usefixtures("no_data")
-    @pytest.mark.parametrize("ask", ["hello", "work", "judge"])
-    def test_a_server_that_wants_other_data_is_refused(self, tmp_path: Path, ask: str) -> None:
+    @pytest.mark.parametrize("ask", ["hello", "work", "evaluate"])
+    def test_a_server_that_asks_for_other_data_is_refused(
+        self, tmp_path: Path, ask: str
+    ) -> None:
         def asked(node: Node, config: Config) -> None:
             getattr(node, ask)(first(config))
 
-        with pytest.raises(ConfigError, match="has lesions, and the server asks for digits"):
+        with pytest.raises(ConfigError, match="has lesions, but the server asks for digits"):
             asked(owner(tmp_path), configured())
-        with pytest.raises(ConfigError, match="has lesions, and the server asks for moles"):
+        with pytest.raises(ConfigError, match="has lesions, but the server asks for moles"):
             asked(owner(tmp_path), own_config("fedavg", {"data.name": "moles"}))
         known = Node(Settings(0, tmp_path / "node"))
         with pytest.raises(
-            ConfigError, match="a part of a known data set, and the server asks"
+            ConfigError, match="a shard of a known data set, but the server asks"
         ):
             asked(known, own_config())
-        # The name is the owner's: there is a ledger for each, and perhaps a policy.
+        # The owner sets the name: each has its own ledger, and perhaps its own policy.
         program = Node(Settings(0, tmp_path / "node"), lambda: (torch.zeros(0), torch.zeros(0)))
-        with pytest.raises(ConfigError, match="has own, and the server asks for lesions"):
+        with pytest.raises(ConfigError, match="has own, but the server asks for lesions"):
             asked(program, own_config())
 
-    def test_holding_out_everything_leaves_nothing_to_learn(self, tmp_path: Path) -> None:
+    def test_holdout_must_leave_examples_to_train_on(self, tmp_path: Path) -> None:
         node = owner(tmp_path, num=2)
         with pytest.raises(
-            DataError, match=r"data\.holdout = 0\.8 of 2 examples leaves nothing"
+            DataError, match=r"data\.holdout = 0\.8 leaves none of 2 examples to train on"
         ):
             node.hello(Job(A, own_config("fedavg", {"data.holdout": 0.8})))
 
 
 @pytest.mark.usefixtures("no_data")
 class TestPolicy:
-    """The machine's policy is asked before any example is read."""
+    """The node checks its machine's policy before it reads any example."""
 
-    @pytest.mark.parametrize("ask", ["hello", "work", "judge"])
+    @pytest.mark.parametrize("ask", ["hello", "work", "evaluate"])
     @pytest.mark.parametrize(
         ("text", "says"),
         [
             ("epsilon = 4", "would have spent epsilon inf"),
-            ("mechanisms = ['features']", "takes part in features alone, not in none"),
+            ("mechanisms = ['features']", "does not allow the mechanism none, only features"),
             ("noise_multiplier = 1", "noise multiplier of at least 1, got 0"),
-            ("algorithms = ['feddm']", "takes part in feddm alone, not in fedavg"),
+            ("algorithms = ['feddm']", "does not allow the algorithm fedavg, only feddm"),
             ("[datasets.digits]\nepsilon = 1", "would have spent epsilon inf"),
         ],
     )
@@ -392,12 +401,14 @@ class TestPolicy:
 
     def test_another_mechanism(self, tmp_path: Path, policy: Path) -> None:
         policy.write_text("mechanisms = ['gradients']")
-        with pytest.raises(BudgetError, match="gradients alone, not in features"):
+        with pytest.raises(
+            BudgetError, match="does not allow the mechanism features, only gradients"
+        ):
             Node(Settings(0, tmp_path)).work(first(configured("feddm", PRIVATE)))
 
     def test_another_unit(self, tmp_path: Path, policy: Path) -> None:
         policy.write_text("units = ['group']")
-        with pytest.raises(BudgetError, match="group alone, not in example"):
+        with pytest.raises(BudgetError, match="does not allow the unit example, only group"):
             owner(tmp_path).work(first(own_config("feddm", PRIVATE)))
 
     def test_too_little_noise(self, tmp_path: Path, policy: Path) -> None:
@@ -405,32 +416,32 @@ class TestPolicy:
         with pytest.raises(BudgetError, match="at least 21, got 20"):
             Node(Settings(0, tmp_path)).hello(Job(A, configured("feddm", PRIVATE)))
 
-    def test_the_limits_of_its_own_data(self, tmp_path: Path, policy: Path) -> None:
+    def test_limits_for_its_own_data(self, tmp_path: Path, policy: Path) -> None:
         policy.write_text("[datasets.lesions]\nalgorithms = ['real']")
-        with pytest.raises(BudgetError, match="real alone, not in fedavg"):
+        with pytest.raises(BudgetError, match="does not allow the algorithm fedavg, only real"):
             owner(tmp_path).hello(Job(A, own_config()))
 
-    def test_one_that_cannot_be_read(self, tmp_path: Path, policy: Path) -> None:
+    def test_an_invalid_policy(self, tmp_path: Path, policy: Path) -> None:
         policy.write_text("epsilom = 4")
         with pytest.raises(LedgerError, match="unknown key epsilom"):
             Node(Settings(0, tmp_path)).hello(Job(A, configured()))
 
-    def test_secrets_for_tests(self, tmp_path: Path) -> None:
+    def test_a_test_secret_is_refused(self, tmp_path: Path) -> None:
         config = configured("feddm", PRIVATE | {"privacy.test_secret": "open"})
-        with pytest.raises(BudgetError, match="no secrets for tests"):
+        with pytest.raises(BudgetError, match=r"privacy\.test_secret must be left out"):
             Node(Settings(0, tmp_path)).hello(Job(A, config))
 
     @pytest.mark.parametrize("ask", ["hello", "work"])
-    def test_under_privacy_no_share_is_held_out(self, tmp_path: Path, ask: str) -> None:
-        """Whether a share leaves something to learn would tell how many examples there are."""
+    def test_under_privacy_holdout_is_refused(self, tmp_path: Path, ask: str) -> None:
+        """Whether it leaves examples to train on would reveal how many there are."""
         config = own_config("feddm", PRIVATE | {"data.holdout": 0.99})
         with pytest.raises(ConfigError, match=r"data\.holdout must be 0 with privacy"):
             getattr(owner(tmp_path, num=2), ask)(first(config))
 
-    def test_under_privacy_nobody_judges(self, tmp_path: Path) -> None:
+    def test_under_privacy_no_node_evaluates(self, tmp_path: Path) -> None:
         config = configured("feddm", PRIVATE | {"data.holdout": 0.2})
-        with pytest.raises(BudgetError, match="under privacy, a client does not say"):
-            Node(Settings(0, tmp_path)).judge(first(config))
+        with pytest.raises(BudgetError, match="under privacy, clients do not evaluate"):
+            Node(Settings(0, tmp_path)).evaluate(first(config))
 
 
 class TestPrivacy:
@@ -442,8 +453,8 @@ class TestPrivacy:
         assert dict(reply.metrics) == {
             "epsilon": pytest.approx(epsilon([Released(2, 20.0)], DELTA))
         }
-        assert reply.seconds == 0.0  # which could tell of examples
-        # A second federation, in which it has another number.
+        assert reply.seconds == 0.0  # the real time could reveal something about examples
+        # A second federation, in which it has another client number.
         moved = Node(Settings(1, node.settings.folder, "lesions", node.settings.data))
         again, _ = moved.work(first(self.CONFIG, B))
         both = epsilon([Released(4, 20.0)], DELTA)
@@ -457,37 +468,39 @@ class TestPrivacy:
         assert len(upload_log(client)) == 2
         assert not (ledger_root() / "lesions").exists()
 
-    def test_the_same_answer_again_costs_nothing(self, tmp_path: Path) -> None:
+    def test_repeating_an_answer_costs_nothing(self, tmp_path: Path) -> None:
         node = owner(tmp_path)
         one, two = (node.work(first(self.CONFIG))[0] for _ in range(2))
         assert same(one, two)
 
-    def test_a_policy_holds_over_federations(self, tmp_path: Path, policy: Path) -> None:
+    def test_a_policy_limits_all_federations_together(
+        self, tmp_path: Path, policy: Path
+    ) -> None:
         enough = epsilon([Released(4, 20.0)], DELTA) * 1.001
         policy.write_text(f"epsilon = {enough}\ndelta = {DELTA}\n")
         node = owner(tmp_path)
         node.work(first(self.CONFIG, A))
         node.work(first(self.CONFIG, B))
-        with pytest.raises(BudgetError, match=r"may spend .*policy\.toml"):
+        with pytest.raises(BudgetError, match=r"its limit is .*policy\.toml"):
             node.work(first(self.CONFIG, "c" * 32))
 
-    def test_other_data_of_the_same_name_pay_as_well(self, tmp_path: Path) -> None:
+    def test_costs_add_up_for_other_data_of_the_same_name(self, tmp_path: Path) -> None:
         node = owner(tmp_path)
         node.work(first(self.CONFIG))
-        # Nobody knows which examples are in both files, so all may be.
+        # Any example could be in both files.
         more = npz(tmp_path / "more.npz", num=30)
         changed = Node(Settings(0, node.settings.folder, "lesions", more))
         reply, _ = changed.work(first(self.CONFIG, B))
         assert reply.metrics["epsilon"] == pytest.approx(epsilon([Released(4, 20.0)], DELTA))
 
-    def test_parts_of_a_known_set_share_the_ledger_of_the_machine(
+    def test_shards_of_a_known_data_set_share_the_ledger_of_the_machine(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("feddm.flower.node.ledger_root", lambda: tmp_path / "ledgers")
         config = configured("feddm", PRIVATE | {"synthesis.networks": 2})
         for client in (0, 1):
             reply, _ = Node(Settings(client, tmp_path / str(client))).work(first(config))
-            # An example is with one of them, so they do not add up.
+            # Each example has one client, so clients compose in parallel.
             one_round = epsilon([Released(2, 20.0)], DELTA)
             assert reply.metrics["epsilon"] == pytest.approx(one_round)
         (split,) = Ledger(tmp_path / "ledgers/digits").splits()
@@ -497,7 +510,7 @@ class TestPrivacy:
         ]
 
     def test_a_budget_without_noise_is_refused(self, tmp_path: Path) -> None:
-        # A server is to work out the noise; one that does not gets nothing.
+        # Computing the noise is the server's task.
         config = own_config("feddm", {"privacy.epsilon": 4.0})
         with pytest.raises(ConfigError, match=r"privacy\.noise_multiplier is missing"):
             owner(tmp_path).work(Job(A, config, round=1))
@@ -505,10 +518,10 @@ class TestPrivacy:
 
     def test_a_server_cannot_spend_more_than_its_budget(self, tmp_path: Path) -> None:
         config = own_config("feddm", PRIVATE | {"privacy.epsilon": 0.01})
-        with pytest.raises(BudgetError, match=r"may spend 0\.01"):
+        with pytest.raises(BudgetError, match=r"its limit is 0\.01"):
             owner(tmp_path).work(first(config))
 
-    def test_an_error_is_told_without_its_text(
+    def test_the_text_of_an_error_stays_on_the_node(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(*_: object, **__: object) -> Any:
@@ -526,17 +539,20 @@ class TestPrivacy:
         assert len(logs) == 1
         assert "Anna is ill" in logs[0].read_text()
 
-    def test_groups_of_own_data_can_be_protected(self, tmp_path: Path) -> None:
+    def test_groups_in_own_data_can_be_protected(self, tmp_path: Path) -> None:
         config = own_config("feddm", PRIVATE | {"privacy.unit": "group"})
         with pytest.raises(ConfigError, match="lesions does not say which examples belong"):
             owner(tmp_path).work(first(config))
         grouped = owner(tmp_path, group=np.arange(20) // 4)
-        node_module._own.cache_clear()
+        node_module._read_data.cache_clear()
         reply, _ = grouped.work(first(config))
         assert math.isfinite(reply.metrics["epsilon"])
 
-    def test_a_public_number_of_examples_is_needed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("algorithm", ["fedavg", "feddm"])
+    def test_a_public_number_of_examples_is_needed(
+        self, tmp_path: Path, algorithm: str
+    ) -> None:
         settings = {**PRIVATE, "privacy.mechanism": "gradients", "data.own.examples": 0}
-        config = own_config("fedavg", settings)
+        config = own_config(algorithm, settings)
         with pytest.raises(ConfigError, match=r"data\.own\.examples is missing"):
             owner(tmp_path).hello(Job(A, config))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.errors import ConfigError, RunDirectoryError
 from feddm.flower.app import app_folder, write_app
 from feddm.flower.engine import Patience
@@ -116,7 +116,7 @@ class TestApp:
         assert file.read_text() == (app_folder() / "pyproject.toml").read_text()
 
     def test_nothing_is_written_over(self, tmp_path: Path) -> None:
-        with pytest.raises(RunDirectoryError, match="exists; name a new folder"):
+        with pytest.raises(RunDirectoryError, match="already exists; choose a new folder"):
             write_app(tmp_path)
         (tmp_path / "file").touch()
         with pytest.raises(RunDirectoryError, match="cannot use"):

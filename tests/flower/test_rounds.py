@@ -1,4 +1,4 @@
-"""Whole runs over messages, without a network: server and client app as they are."""
+"""Whole runs with the real server and client app, but without a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fake_grid import FakeGrid, Node
-from feddm.config.schema import ALGORITHMS, Config, resolve
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.tensors import to_bytes
 from feddm.errors import ConfigError, LostClientsError, RunDirectoryError
 from feddm.flower.client_app import app
@@ -23,13 +25,14 @@ from tiny import CLIENTS, SETTINGS
 
 pytestmark = pytest.mark.usefixtures("inside_an_app")
 
-REPLAYED = {"synthesis.coding": "uint8", "server.replay": 1}
+REPLAYED = {"coding": "uint8", "server.replay": 1}
 
 
 def config(algorithm: str = "feddm", rounds: int = 2, **settings: Any) -> Config:
     return resolve(
         options={"algorithm": algorithm, "clients": CLIENTS, "rounds": rounds, "workers": 1},
         settings={**SETTINGS, **settings},
+        shared=True,
     )
 
 
@@ -55,8 +58,8 @@ class StopAfterOne(Observer):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_has_the_bits_of_a_run_in_process(
+@pytest.mark.parametrize("algorithm", algorithm_names())
+def test_every_algorithm_gives_the_same_bits_as_in_process(
     algorithm: str, tmp_path: Path
 ) -> None:
     there = execute(config(algorithm), None, Observer(), nodes(tmp_path))
@@ -75,40 +78,40 @@ def test_every_algorithm_has_the_bits_of_a_run_in_process(
 def test_resumed_it_has_the_same_bits(
     algorithm: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What clients remember is on their disks, and nothing of it in the run directory."""
+    """Clients keep their memories on their own disks; the run directory has none of them."""
     ours = config(algorithm, rounds=3, **settings)
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         execute(ours, run, StopAfterOne(), nodes(tmp_path))
     kept = run / "checkpoints" / "round_00000001" / "memories.safetensors"
-    assert kept.stat().st_size < 1000  # the numbers of rounds
+    assert kept.stat().st_size < 1000  # only round numbers
     there = resume(run, opened=nodes(tmp_path))
     assert params(there) == params(execute(ours, None, Observer()))
 
 
-def test_it_cannot_be_resumed_here(tmp_path: Path) -> None:
+def test_it_cannot_be_resumed_in_process(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute(config(), tmp_path / "run", StopAfterOne(), nodes(tmp_path))
-    with pytest.raises(RunDirectoryError, match="on Flower's nodes; go on there"):
+    with pytest.raises(RunDirectoryError, match="on Flower nodes; resume it with"):
         resume(tmp_path / "run")
 
 
-def test_a_node_that_lost_its_memory_says_so(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_memory_drops_out(tmp_path: Path) -> None:
     ours = config("scaffold")
     with pytest.raises(KeyboardInterrupt):
         execute(ours, tmp_path / "run", StopAfterOne(), nodes(tmp_path / "before"))
-    with pytest.raises(LostClientsError, match="client 0: the memory of round 1 is not"):
+    with pytest.raises(LostClientsError, match="client 0: the memory of round 1 is no longer"):
         resume(tmp_path / "run", opened=nodes(tmp_path / "after"))
 
 
-def test_sites_judge_where_the_server_has_nothing_to_judge_by(tmp_path: Path) -> None:
+def test_nodes_evaluate_if_the_server_has_no_test_set(tmp_path: Path) -> None:
     ours = config("feddm", 2, **{"data.holdout": 0.25})
     result = execute(ours, tmp_path / "run", Observer(), nodes(tmp_path))
     for record in result.records:
         assert [site.client for site in record.sites] == list(range(CLIENTS))
         mean = sum(site.accuracy for site in record.sites) / CLIENTS
         assert record.accuracy == pytest.approx(mean)
-    again = resume(tmp_path / "run", opened=nodes(tmp_path))  # there is nothing left to do
+    again = resume(tmp_path / "run", opened=nodes(tmp_path))  # it is already finished
     assert again.records == result.records
 
 
@@ -116,7 +119,7 @@ PRIVATE: dict[str, Any] = {"privacy.epsilon": 4.0, "privacy.delta": 1e-5}
 
 
 class TestPrivacy:
-    def test_what_is_spent_is_in_the_records(
+    def test_records_say_what_was_spent(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -125,14 +128,16 @@ class TestPrivacy:
         first, second = (record.epsilon for record in result.records)
         assert first is not None and second is not None
         assert 0 < first < second <= 4.0 * (1 + 1e-6)
-        # For how long they worked they do not tell.
+        # Nodes do not reveal how long they worked.
         assert all(math.isnan(record.client_seconds) for record in result.records)
-        # The budget of these examples is spent: no other federation gets any of it.
+        # The budget of these examples is spent, so another federation is refused.
         with pytest.raises(LostClientsError, match="would have spent epsilon"):
             execute(ours, None, Observer(), nodes(tmp_path))
 
     @pytest.mark.parametrize("said", [{}, {"epsilon": math.nan}, {"epsilon": -1.0}])
-    def test_who_says_no_number_makes_no_promise(self, said: dict[str, float]) -> None:
+    def test_a_client_that_reports_no_epsilon_guarantees_nothing(
+        self, said: dict[str, float]
+    ) -> None:
         clients = [
             ClientRecord(0, 0.0, 0, 0, {"epsilon": 1.0}),
             ClientRecord(1, 0.0, 0, 0, said),
@@ -141,8 +146,8 @@ class TestPrivacy:
             record = RoundRecord(1, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, tuple(order))
             assert reported_epsilon([record]) == math.inf
 
-    def test_what_was_spent_in_an_earlier_round_counts(self) -> None:
-        # Client 0 had spent 3 before, and is not asked in round 2.
+    def test_epsilon_of_earlier_rounds_counts(self) -> None:
+        # Client 0 has spent 3 by round 1 and is not in the cohort of round 2.
         first, second = (
             RoundRecord(number, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, (client,))
             for number, client in (
@@ -152,7 +157,7 @@ class TestPrivacy:
         )
         assert reported_epsilon([first, second]) == 3.0
 
-    def test_nobody_judges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_node_evaluates(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
         ours = config(rounds=1, **PRIVATE | {"data.holdout": 0.25})
         with pytest.raises(ConfigError, match=r"data\.holdout must be 0 with privacy"):

@@ -1,4 +1,4 @@
-"""The strategy for people with a Flower project, without a network."""
+"""The Flower strategy, without a network."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it_is_a_strategy_that_learns(tmp_path: Path) -> None:
 
 
 def test_rounds_in_two_calls_are_the_same_as_in_one(tmp_path: Path) -> None:
-    """What nodes remember is in force in the second call, too."""
+    """The second call continues from the nodes' memories."""
     whole, parts = strategy(algorithm="scaffold"), strategy(algorithm="scaffold")
     started(whole, grid(tmp_path / "whole"), rounds=2)
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_client_may_fail_but_not_all(tmp_path: Path, monkeypatch: pytest.Monke
         started(strategy(), FakeGrid({}), rounds=1)
 
 
-def test_your_own_evaluation_is_asked_before_and_after_each_round(tmp_path: Path) -> None:
+def test_your_own_evaluation_runs_before_the_first_and_after_each_round(tmp_path: Path) -> None:
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         return MetricRecord({"arrays": len(arrays)}) if number != 1 else None
 
@@ -101,6 +101,6 @@ def test_your_own_evaluation_is_asked_before_and_after_each_round(tmp_path: Path
     assert sorted(result.evaluate_metrics_serverapp) == [0, 2]
 
 
-def test_the_steps_of_a_round_cannot_be_taken_alone() -> None:
+def test_the_steps_of_a_round_cannot_be_called() -> None:
     with pytest.raises(EngineError, match="call start"):
         strategy().aggregate_train(1, [])

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.tensors import Records, to_bytes
 from feddm.errors import ConfigError, EngineError, FedDMError, UploadError
 from feddm.flower import wire
@@ -187,6 +188,7 @@ class TestJobs:
         content = wire.to_job(Job(FEDERATION, config))
         assert "/server/" not in str(content[wire.ABOUT])
         arrived = wire.from_job(content).config
+        assert arrived.privacy is not None
         assert (arrived.data.dir, arrived.privacy.ledger) == ("", "")
         assert arrived.data.own.test == ""
         # All else is the same.

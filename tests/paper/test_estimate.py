@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from feddm.analysis.studies import Cell
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.data.catalog import describe
 from feddm.paper import estimate
 from feddm.paper.estimate import listed, seconds
@@ -20,12 +20,12 @@ def cell(**settings: object) -> Cell:
 def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # In a round, 50,000 images pass ten times forward and back, as two clients at a time, and
     # 10,000 test images forward.
-    monkeypatch.setattr(estimate, "_forward_flops", lambda model, dataset: 1000)
+    monkeypatch.setattr(estimate, "_flops", lambda model, dataset: 1000)
     machine = Machine("a dream", flops=1e6, large_flops=1e9, workers=2)
     work = 3 * (3 * 50_000 * 10 / 2 + 10_000)
     assert seconds([cell()], machine) == pytest.approx(1 + work * 1000 / 1e6)
     assert seconds([cell(), cell()], machine) == pytest.approx(2 + 2 * work * 1000 / 1e6)
-    monkeypatch.setattr(estimate, "_forward_flops", lambda model, dataset: 10**9)
+    monkeypatch.setattr(estimate, "_flops", lambda model, dataset: 10**9)
     assert seconds([cell()], machine) == pytest.approx(1 + work)
 
 

@@ -1,19 +1,31 @@
 import math
+from typing import Any
 
 import pytest
 
-from feddm.config.schema import resolve
+from feddm.algorithms.feddm import FedDMSettings
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.errors import ConfigError
 from feddm.paper import experiments, scales
-from feddm.paper.experiments import EXPERIMENTS, Run
+from feddm.paper.experiments import EXPERIMENTS, PaperRun
 from feddm.paper.published import ACCURACIES
 from feddm.paper.scales import FULL, SCALES, configuration, scaled_down
+from feddm.privacy.features import FeatureSettings
+from feddm.privacy.gradients import GradientSettings
+from feddm.privacy.paper_noise import PaperNoise
 
 PAIRS = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
 
 
-def runs(name: str) -> dict[str, Run]:
+def runs(name: str) -> dict[str, PaperRun]:
     return {run.name: run for run in EXPERIMENTS[name].runs}
+
+
+def local(config: Config) -> dict[str, Any]:
+    """Returns how clients train, which FedDM's do not; keys that do not exist are missing."""
+    found: dict[str, Any] = config.algorithm.model_dump().get("local", {})
+    return found
 
 
 @pytest.mark.parametrize(("name", "scale"), PAIRS)
@@ -58,27 +70,33 @@ def test_what_is_scaled_down_is_told() -> None:
 def test_settings_that_do_nothing_are_left_out() -> None:
     # DP-SGD has neither epochs nor batches, and plain runs have no private steps.
     private = configuration(runs("noise")["cifar10-dir10-0.5-fedavg-sigma3"], SCALES["smoke"])
-    assert (private.local.epochs, private.local.batch_size, private.privacy.steps) == (1, 1, 2)
+    assert set(local(private)) == {"lr", "momentum", "weight_decay"}
+    assert isinstance(private.privacy, GradientSettings)
+    assert private.privacy.steps == 2
     plain = configuration(runs("noise")["cifar10-dir10-0.5-feddm"], SCALES["smoke"])
-    assert plain.privacy == resolve().privacy
+    assert plain.privacy is None
 
 
 def test_tuned_settings_are_over_a_scale() -> None:
     tuned = {"fedavg": {"local.lr": 0.07, "local.epochs": 4}}
     small, experiment = SCALES["small"], EXPERIMENTS["curves-dir10-50"]
     by_name = {
-        cell.name: cell.config.local for cell in scales.cells(experiment, small, 1, tuned)
+        cell.config.algorithm.name: local(cell.config)
+        for cell in scales.cells(experiment, small, 1, tuned)
     }
-    fedavg = by_name["cifar10-dir10-50-fedavg"]
-    assert (fedavg.lr, fedavg.epochs, fedavg.batch_size) == (0.07, 4, 64)
-    assert by_name["cifar10-dir10-50-fedprox"].lr == 0.03
-    assert by_name["cifar10-dir10-50-scaffold"].lr == 0.1
+    fedavg = by_name["fedavg"]
+    assert (fedavg["lr"], fedavg["epochs"], fedavg["batch_size"]) == (0.07, 4, 64)
+    assert by_name["fedprox"]["lr"] == 0.03
+    assert by_name["scaffold"]["lr"] == 0.1
     told = scaled_down(experiment, small, 3, tuned)
     assert "local.lr 0.01 -> 0.07, 0.01 -> 0.03, 0.01 -> 0.1" in told
     # With privacy there are no epochs; a rate there is all the same.
     private = runs("noise")["cifar10-dir10-0.5-fedavg-sigma3"]
-    local = configuration(private, small, tuned=tuned).local
-    assert (local.lr, local.epochs) == (0.07, 1)
+    assert local(configuration(private, small, tuned=tuned)) == {
+        "lr": 0.07,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -87,13 +105,22 @@ def test_tuned_settings_are_over_a_scale() -> None:
         ("real", "rounds", 7),
         ("real", "partition.clients", 3),
         ("real", "privacy.epsilon", 1.0),
-        ("ipc", "synthesis.images_per_class", 4),
+        ("ipc", "images_per_class", 4),
         ("rho", "server.radius", 2.0),
     ],
 )
 def test_tuning_does_not_change_the_experiment(name: str, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"--with cannot set .* of feddm: {name} has"):
         scales.check_tuned(EXPERIMENTS[name], SCALES["small"], {"feddm": {key: value}})
+
+
+def test_what_a_method_does_not_have_cannot_be_tuned() -> None:
+    for key in ("server.lrr", "local.lr"):
+        with pytest.raises(ConfigError, match=f"--with sets {key}, which feddm does not have"):
+            scales.check_tuned(EXPERIMENTS["real"], SCALES["small"], {"feddm": {key: 0.1}})
+    # Runs without privacy have epochs, and those of this experiment leave them out.
+    tuned = {"fedavg": {"local.epochs": 4}}
+    scales.check_tuned(EXPERIMENTS["noise"], SCALES["small"], tuned)
 
 
 def test_tuning_may_change_how_it_learns() -> None:
@@ -139,13 +166,14 @@ def test_noise_is_the_papers_and_ours() -> None:
             privacy.pop("FedDM, the paper's noise"),
             privacy.pop("FedDM, our mechanism"),
         )
-        assert (paper.mechanism, paper.noise_multiplier, paper.clip) == ("paper", sigma, 5)
+        assert isinstance(paper, PaperNoise)
+        assert (paper.noise_multiplier, paper.clip) == (sigma, 5)
         # What sigma >= sqrt(2 log(1 / delta) / epsilon) would promise, to two digits.
-        assert ours.mechanism == "features"
+        assert isinstance(ours, FeatureSettings)
         assert ours.epsilon == round(2 * math.log(1e5) / sigma**2, 2)
         assert len(privacy) == 4
         for baseline in privacy.values():
-            assert baseline.mechanism == "gradients"
+            assert isinstance(baseline, GradientSettings)
             assert (baseline.noise_multiplier, baseline.clip) == (sigma, 5)
             # 200 steps with a twentieth of the examples are ten epochs.
             assert baseline.steps * baseline.sample_rate == 10
@@ -153,12 +181,15 @@ def test_noise_is_the_papers_and_ours() -> None:
 
 def test_particulars() -> None:
     fifty = configuration(runs("curves-dir50-0.5")["cifar10-dir50-0.5-feddm"], FULL)
-    assert (fifty.partition.clients, fifty.synthesis.images_per_class) == (50, 3)
+    assert isinstance(fifty.algorithm, FedDMSettings)
+    assert (fifty.partition.clients, fifty.algorithm.images_per_class) == (50, 3)
     for run, rho in zip(EXPERIMENTS["rho"].runs, (3, 5, 10), strict=True):
-        config = configuration(run, FULL)
-        assert (config.synthesis.radius, config.server.radius) == (rho, rho)
+        settings = configuration(run, FULL).algorithm
+        assert isinstance(settings, FedDMSettings)
+        assert (settings.synthesis.radius, settings.server.radius) == (rho, rho)
     of_cifar100 = configuration(runs("curves-dir10-0.1")["cifar100-dir10-0.1-feddm"], FULL)
-    assert of_cifar100.synthesis.images_per_class == 5
+    assert isinstance(of_cifar100.algorithm, FedDMSettings)
+    assert of_cifar100.algorithm.images_per_class == 5
     resnet = [configuration(run, FULL).model for run in EXPERIMENTS["resnet18"].runs]
     assert {(model.name, model.norm) for model in resnet} == {("resnet18", "group")}
 

@@ -1,4 +1,4 @@
-"""The 1-D example, computed once more without torch."""
+"""The 1-D example, computed again without torch."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def pairs(points: Points) -> list[tuple[float, float]]:
 
 
 def cross_entropy(w: float, points: Sequence[tuple[float, float]]) -> float:
-    """As it stands in the paper, with ``y_hat = sigmoid(w x)``."""
+    """The loss as printed in the paper, with ``y_hat = sigmoid(w x)``."""
     total = 0.0
     for x, y in points:
         y_hat = 1 / (1 + math.exp(-w * x))
@@ -28,7 +28,7 @@ def cross_entropy(w: float, points: Sequence[tuple[float, float]]) -> float:
 
 
 def least(points: Sequence[tuple[float, float]]) -> float:
-    """The minimiser on a grid from -10 to 10, then on finer ones around the best."""
+    """The minimiser on a grid from -10 to 10, then on finer grids around the best."""
     center, reach = 0.0, 10.0
     while reach > 1e-5:
         grid = [center + reach * step / 50 for step in range(-50, 51)]
@@ -37,7 +37,7 @@ def least(points: Sequence[tuple[float, float]]) -> float:
     return center
 
 
-def test_a_surrogate_leads_nearer_than_a_gradient_step(made: Example) -> None:
+def test_the_surrogate_gets_closer_than_a_gradient_step(made: Example) -> None:
     real, synthetic = pairs(made.real), pairs(made.synthetic)
     truth, ours = least(real), least(synthetic)
     # At w = 0 every prediction is 1/2, so the slope is the mean of (1/2 - y) x.
@@ -49,15 +49,15 @@ def test_a_surrogate_leads_nearer_than_a_gradient_step(made: Example) -> None:
     assert found == pytest.approx((truth, ours, gradient_step), abs=1e-4)
 
 
-def test_labels_are_as_meant_and_not_as_printed(made: Example) -> None:
+def test_labels_are_as_meant_not_as_printed(made: Example) -> None:
     right = sum((x >= 0) == (y == 1) for x, y in pairs(made.real))
     assert len(made.real.x) == 100
-    assert 80 <= right <= 98  # 90 are expected, with a deviation of 3
-    # As printed, y is 0 nine times out of ten whatever x is, and the best guess is w = 0.
+    assert 80 <= right <= 98  # 90 are expected, with a standard deviation of 3
+    # As printed, y is 0 nine times out of ten for any x, so the best w is near 0.
     assert abs(made.printed_minimiser) < 0.5
 
 
-def test_class_means_are_matched_and_nothing_else_is_moved(made: Example) -> None:
+def test_matching_only_shifts_each_class(made: Example) -> None:
     assert made.synthetic.y.tolist() == 10 * [0.0] + 10 * [1.0]
     for label in (0, 1):
         real = made.real.x[made.real.y == label].mean()
@@ -68,7 +68,7 @@ def test_class_means_are_matched_and_nothing_else_is_moved(made: Example) -> Non
         assert shift.tolist() == pytest.approx(10 * [float(shift[0])], abs=1e-12)
 
 
-def test_it_is_the_same_each_time_and_another_for_another_seed(made: Example) -> None:
+def test_the_seed_decides_everything(made: Example) -> None:
     again, other = example(), example(1)
     assert torch.equal(again.synthetic.x, made.synthetic.x)
     assert again.real.x.dtype == torch.float64
@@ -87,5 +87,5 @@ def test_losses_and_tangent_by_hand() -> None:
 
 
 @pytest.mark.parametrize("root", [0.25, -7.5, 40.0])
-def test_a_minimiser_is_found_wherever_it_is(root: float) -> None:
+def test_a_minimiser_is_found_anywhere(root: float) -> None:
     assert minimiser(lambda w: w**3 - root**3) == pytest.approx(root, abs=1e-6)

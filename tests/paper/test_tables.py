@@ -8,22 +8,22 @@ import torch
 
 from feddm.analysis.costs import MessageSize
 from feddm.paper.cost import Count, counts
-from feddm.paper.experiments import Experiment, Run
+from feddm.paper.experiments import Experiment, PaperRun
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES, Reported
 from feddm.paper.scales import SCALES
 from feddm.paper.surrogate import Example, Points
 from feddm.paper.tables import Runs, accuracies, minimisers, sizes
 from feddm.runtime.federation import RoundRecord
 
-DOUBTFUL = Reported(57.32, 0.04, "Table 2", "it stands there twice")
+DOUBTFUL = Reported(57.32, 0.04, "Table 2", "the number appears twice")
 EXPERIMENT = Experiment(
     "name",
     "shows",
     "place",
     (
-        Run("a", "MNIST", "FedAvg", {}, DOUBTFUL),
-        Run("b", "MNIST", "FedDM", {}, Reported(98.5, 0.1, "Table 2")),
-        Run("c", "CIFAR10", "FedDM", {}),
+        PaperRun("a", "MNIST", "FedAvg", {}, DOUBTFUL),
+        PaperRun("b", "MNIST", "FedDM", {}, Reported(98.5, 0.1, "Table 2")),
+        PaperRun("c", "CIFAR10", "FedDM", {}),
     ),
 )
 
@@ -37,12 +37,12 @@ def curve(*values: float) -> list[RoundRecord]:
 
 RESULTS: Runs = {
     "a": [curve(0.1, 0.5), curve(0.1, 0.7)],
-    "b": [curve(0.2, 0.9), ()],  # one that failed
+    "b": [curve(0.2, 0.9), ()],  # one seed failed
     "c": [(), ()],
 }
 
 
-def test_accuracies_stand_beside_the_papers() -> None:
+def test_accuracies_are_next_to_the_papers() -> None:
     table = accuracies(EXPERIMENT, RESULTS)
     assert table.titles == ["", "method", "final %", "paper %", "MB up"]
     assert table.lines == [
@@ -50,24 +50,27 @@ def test_accuracies_stand_beside_the_papers() -> None:
         ["MNIST", "FedDM (1 failed)", "90.00", "98.50 ± 0.10", "0.5"],
         ["CIFAR10", "FedDM (2 failed)", "-", "-", "-"],
     ]
-    assert "?: it stands there twice." in table.notes
+    assert "?: the number appears twice." in table.notes
     first, second, third = table.records
     assert first["accuracy_percent"] == pytest.approx(60)
     assert first["accuracy_percent_std"] == pytest.approx(math.sqrt(200))
     assert (first["paper_percent"], first["paper_percent_std"]) == (57.32, 0.04)
-    assert (first["paper_place"], first["paper_doubt"]) == ("Table 2", "it stands there twice")
+    assert (first["paper_place"], first["paper_doubt"]) == (
+        "Table 2",
+        "the number appears twice",
+    )
     assert (second["seeds"], second["failed"]) == (1, 1)
     assert third["paper_percent"] is None
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert [row["accuracy_percent"] for row in rows] == ["60.0", "90.0", ""]
 
 
-def test_data_that_stand_in_are_named_in_the_title() -> None:
+def test_the_title_names_a_replaced_data_set() -> None:
     table = accuracies(EXPERIMENT, RESULTS, "digits")
     assert table.titles[2] == "final % on digits"
 
 
-def test_what_is_promised_stands_beside_accuracies() -> None:
+def test_accuracies_have_their_guarantees() -> None:
     (plain,) = curve(0.5)
     paper = dataclasses.replace(plain, epsilon=math.inf, privacy="no guarantee")
     ours = dataclasses.replace(

@@ -41,7 +41,7 @@ def analytic(multiplier: float, delta: float) -> float:
 
 
 class TestEpsilon:
-    def test_of_nothing(self) -> None:
+    def test_nothing_released_is_zero(self) -> None:
         assert epsilon([], DELTA) == 0.0
 
     @pytest.mark.parametrize("multiplier", [0.5, 1.0, 3.7, 20.0, 1e6])
@@ -52,18 +52,18 @@ class TestEpsilon:
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
     @pytest.mark.parametrize("times", [1, 4, 100])
-    def test_many_are_one_with_less_noise(self, times: int) -> None:
+    def test_many_releases_equal_one_with_less_noise(self, times: int) -> None:
         expected = analytic(30 / math.sqrt(times), DELTA)
         assert epsilon([Released(times, 30.0)], DELTA) == pytest.approx(expected, rel=1e-6)
         assert epsilon([Released(1, 30.0)] * times, DELTA) == pytest.approx(expected, rel=1e-6)
 
-    def test_squares_of_different_ones_add_up(self) -> None:
-        # 1/3^2 + 4/8^2 = 25/144, as of one with 12/5.
+    def test_inverse_squares_of_multipliers_add_up(self) -> None:
+        # 1/3^2 + 4/8^2 = 25/144, so one release with multiplier 12/5.
         found = epsilon([Released(1, 3.0), Released(4, 8.0)], DELTA)
         assert found == pytest.approx(analytic(12 / 5, DELTA), rel=1e-6)
 
     @pytest.mark.parametrize("sample_rate", [1.0, 0.1])
-    def test_twice_five_rounds_are_ten(self, sample_rate: float) -> None:
+    def test_two_times_five_rounds_cost_ten(self, sample_rate: float) -> None:
         five, ten = (Released(times, 4.0, sample_rate) for times in (5, 10))
         assert epsilon([five, five], DELTA) == pytest.approx(epsilon([ten], DELTA), rel=1e-12)
 
@@ -89,7 +89,7 @@ class TestEpsilon:
         whole = analytic(multiplier, DELTA / rate)
         assert found == pytest.approx(math.log1p(rate * math.expm1(whole)), abs=1e-3)
 
-    def test_samples_beside_whole_releases(self) -> None:
+    def test_sampled_and_unsampled_releases(self) -> None:
         whole, sampled = Released(2, 5.0), Released(50, 5.0, 0.1)
         both = epsilon([whole, sampled], DELTA)
         assert max(epsilon([whole], DELTA), epsilon([sampled], DELTA)) < both
@@ -106,7 +106,7 @@ class TestEpsilon:
         assert epsilon(lines, DELTA) == pytest.approx(epsilon(together, DELTA), rel=1e-9)
 
     def test_very_little_noise_is_bounded_quickly(self) -> None:
-        # As if nothing were sampled.
+        # The bound ignores the sampling.
         assert epsilon([Released(9, 0.15, 0.1)], DELTA) == epsilon([Released(9, 0.15)], DELTA)
         little, usual = Released(100, 0.01), Released(1, 1.0, 0.5)
         as_whole = epsilon([little, Released(1, 1.0)], DELTA)
@@ -120,7 +120,7 @@ class TestEpsilon:
 
     @given(MULTIPLIERS, st.integers(1, 50), st.sampled_from([1.0, 0.2]), st.floats(1.2, 3))
     @FEW
-    def test_grows_and_falls_as_it_should(
+    def test_grows_with_steps_and_falls_with_noise(
         self, multiplier: float, times: int, sample_rate: float, factor: float
     ) -> None:
         before = epsilon([Released(times, multiplier, sample_rate)], DELTA)
@@ -132,20 +132,20 @@ class TestEpsilon:
 
 class TestNoiseMultiplier:
     @given(st.floats(0.05, 20), st.sampled_from([1e-3, 1e-6]), st.integers(1, 1000))
-    def test_gives_epsilon_back(self, target: float, delta: float, times: int) -> None:
+    def test_is_the_inverse_of_epsilon(self, target: float, delta: float, times: int) -> None:
         multiplier = noise_multiplier(target, delta, times=times)
         found = epsilon([Released(times, multiplier)], delta)
         assert target - 1e-3 < found <= target
 
     @given(st.floats(0.1, 20), st.floats(0.01, 0.99), st.integers(1, 1000))
-    def test_on_top_of_what_is_spent(self, target: float, share: float, times: int) -> None:
+    def test_with_an_earlier_release(self, target: float, share: float, times: int) -> None:
         spent = [Released(3, noise_multiplier(share * target, DELTA, times=3))]
         multiplier = noise_multiplier(target, DELTA, times=times, spent=spent)
         found = epsilon([*spent, Released(times, multiplier)], DELTA)
         assert target - 1e-3 < found <= target
 
     def test_by_hand(self) -> None:
-        # Twelve with 20 and then nine: 12/400 + 9/z^2 = 1/4^2 if z = sqrt(9 / .0325).
+        # Twelve releases with z = 20, then nine: 12/400 + 9/z^2 = 1/4^2 if z = sqrt(9 / .0325).
         target = analytic(4.0, DELTA)
         found = noise_multiplier(target, DELTA, times=9, spent=[Released(12, 20.0)])
         assert found == pytest.approx(math.sqrt(9 / 0.0325), rel=1e-6)
@@ -171,13 +171,13 @@ class TestNoiseMultiplier:
         assert sampled < noise_multiplier(0.5, DELTA, times=100) / 2
 
     @pytest.mark.slow
-    def test_a_budget_without_bounds_stops_at_little_noise(self) -> None:
+    def test_a_huge_budget_still_has_some_noise(self) -> None:
         spent = [Released(1, 20.0, 0.1)]
         multiplier = noise_multiplier(200.0, DELTA, times=4, spent=spent)
         assert multiplier == pytest.approx(0.25 * math.sqrt(4), rel=1e-6)
         assert epsilon([*spent, Released(4, multiplier)], DELTA) < 200.0
 
-    def test_sampling_does_not_count_beside_very_little_noise(self) -> None:
+    def test_sampling_is_ignored_with_very_little_noise(self) -> None:
         spent = [Released(1, 0.1)]
         args = (200.0, DELTA)
         assert noise_multiplier(*args, times=4, sample_rate=0.1, spent=spent) == (
@@ -188,13 +188,13 @@ class TestNoiseMultiplier:
     @pytest.mark.parametrize(
         "spent", [[Released(1, 1.0)], [Released(400, 3.0, 0.1)], [Unprotected("labels")]]
     )
-    def test_nothing_is_left(self, rate: float, spent: list[Event]) -> None:
+    def test_no_budget_left(self, rate: float, spent: list[Event]) -> None:
         with pytest.raises(BudgetError, match="no budget is left"):
             noise_multiplier(1.0, DELTA, times=1, sample_rate=rate, spent=spent)
 
-    def test_the_error_says_how_much(self) -> None:
+    def test_the_error_names_budget_and_spent(self) -> None:
         with pytest.raises(
-            BudgetError, match=r"may be 1 at delta 1e-05, and 4\.37718 is spent"
+            BudgetError, match=r"budget is epsilon 1 at delta 1e-05, and 4\.37718 is spent"
         ):
             noise_multiplier(1.0, DELTA, times=1, spent=[Released(1, 1.0)])
 
@@ -216,7 +216,7 @@ class TestNoiseMultiplier:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"times": 0}, "times must be a whole number from 1, got 0"),
+        ({"times": 0}, "times must be an integer of at least 1, got 0"),
         ({"times": 1.5}, "times must be"),
         ({"noise_multiplier": 0.0}, "noise_multiplier must be above 0 and finite, got 0.0"),
         ({"noise_multiplier": math.inf}, "noise_multiplier must be"),
@@ -239,7 +239,7 @@ class TestJSON:
         | st.builds(Released, st.just(1), st.just(1.0), st.floats(0, 1, exclude_min=True))
         | st.builds(Unprotected, st.text('é"\n{'))
     )
-    def test_there_and_back(self, event: Event) -> None:
+    def test_round_trip(self, event: Event) -> None:
         assert from_json(json.loads(json.dumps(to_json(event)))) == event
 
     def test_by_hand(self) -> None:
@@ -256,7 +256,10 @@ class TestJSON:
             ({"kind": "gaussian", "times": 1}, "not a release of kind gaussian"),
             ({"kind": "gaussian", "times": 1, "noise_multiplier": "2"}, "not a release"),
             ({"kind": "gaussian", "times": 1, "noise_multiplier": -1.0}, "above 0"),
-            ({"kind": "gaussian", "times": "1", "noise_multiplier": 1.0}, "whole number"),
+            (
+                {"kind": "gaussian", "times": "1", "noise_multiplier": 1.0},
+                "integer of at least 1",
+            ),
             ({"kind": "unprotected", "what": "labels", "when": 1}, "not a release"),
         ],
     )
@@ -265,7 +268,7 @@ class TestJSON:
             from_json(line)
 
 
-def test_help_does_not_wait_for_the_accountant() -> None:
+def test_help_does_not_import_the_accountant() -> None:
     code = (
         "import sys, feddm.privacy.accounting\n"
         "from typer.testing import CliRunner\n"

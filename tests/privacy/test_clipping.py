@@ -1,4 +1,4 @@
-"""Whole numbers: they are what they stand for, no longer than the row, and add up exactly."""
+"""Clipped rows as integers: close to the row, never longer, and exactly additive."""
 
 import math
 
@@ -14,7 +14,7 @@ MOST = st.sampled_from([1e-3, 0.5, 1.0, 3.0, 1e4])
 
 
 def test_by_hand() -> None:
-    # Of a bound of 4, 1 is a quarter of the grid. A third of the grid is rounded towards 0.
+    # With norm 4, 1 is a quarter of the grid. A third of the grid is rounded towards 0.
     assert whole(torch.tensor([1.0, -1.0]), 4.0).tolist() == [GRID // 4, -GRID // 4]
     third = torch.tensor([4 / 3, -4 / 3], dtype=torch.float64)
     assert whole(third, 4.0).tolist() == [GRID // 3, -(GRID // 3)]
@@ -29,7 +29,7 @@ def test_no_row_becomes_longer(row: list[float], most: float) -> None:
 
 
 @given(ROWS, MOST)
-def test_what_is_lost_is_less_than_a_step_of_the_grid(row: list[float], most: float) -> None:
+def test_rounding_loses_less_than_one_grid_step(row: list[float], most: float) -> None:
     short = shortened(torch.tensor([row]), most).double()
     lost = (short - real(whole(short, most), most)).abs()
     assert float(lost.max()) <= most / GRID * (1 + 1e-6)
@@ -47,19 +47,19 @@ def test_sums_do_not_depend_on_the_order(rows: list[list[float]], random: object
     st.lists(st.floats(width=32), min_size=1, max_size=80),
     st.sampled_from([1e-6, 1e-3, 1.0, 1e6]),
 )
-def test_the_smallest_and_largest_bounds_hold_too(row: list[float], most: float) -> None:
+def test_extreme_norms(row: list[float], most: float) -> None:
     numbers = whole(shortened(torch.tensor([row]), most), most)[0].tolist()
     assert sum(number**2 for number in numbers) <= GRID**2
 
 
 @pytest.mark.parametrize("most", [1e-6, 1e-3, 1.0])
 def test_huge_rows_of_equal_numbers(most: float) -> None:
-    # Where the share that is left of them is below the least number of single precision.
+    # The clipping factor is below the smallest float32.
     short = shortened(torch.full((1, 74), 3.4e38), most).double()
     assert float(short.norm()) <= most
     assert float(short.norm()) > 0.9999 * most
 
 
-def test_what_is_not_finite_is_nothing() -> None:
+def test_non_finite_rows_become_zero() -> None:
     rows = torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [1.0, -math.inf]])
     assert not whole(shortened(rows, 1.0), 1.0).any()

@@ -1,4 +1,4 @@
-"""What a ledger says was released, and what that costs whom."""
+"""The ledger: its entries, and what they cost for each unit of privacy."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def spend(folder: Path, client: str, *entries: Entry) -> None:
         add_entry(folder / client, each)
 
 
-def test_a_line_can_be_read_by_people(tmp_path: Path) -> None:
+def test_lines_are_readable(tmp_path: Path) -> None:
     one = Entry("name", 3, b"\x01\xff", (Released(2, 8.0, 0.5), Unprotected("labels")), "group")
     add_entry(tmp_path, one)
     assert read_entries(tmp_path) == [one]
@@ -58,15 +58,15 @@ class TestCost:
         assert fixed.cost("example", for_tests=True) == (EVENT,)
         assert math.isinf(epsilon(fixed.cost("example"), DELTA))
 
-    def test_of_another_split_only_examples_are_the_same(self) -> None:
-        # Ten clients of another split have each a part of what is one client here.
+    def test_only_examples_are_the_same_in_another_split(self) -> None:
+        # In another split, the examples of one client may be spread over ten.
         assert entry(EVENT).cost("example", same_split=False) == (EVENT,)
         for unit in ("group", "client"):
             cost = entry(EVENT, unit=unit).cost(unit, same_split=False)
             assert math.isinf(epsilon(cost, DELTA))
 
 
-def test_clients_do_not_add_up() -> None:
+def test_clients_compose_in_parallel() -> None:
     ledgers = [
         [entry(Released(3, 2.0)), entry(Released(1, 2.0), Released(1, 5.0))],
         [entry(Released(2, 2.0), Released(4, 5.0, 0.5))],
@@ -79,7 +79,7 @@ def test_clients_do_not_add_up() -> None:
 
 
 class TestSplits:
-    def test_of_examples_add_up(self, tmp_path: Path) -> None:
+    def test_example_releases_add_up(self, tmp_path: Path) -> None:
         for split, client, times in (("a", 0, 2), ("a", 1, 3), ("b", 0, 5), ("b", 7, 1)):
             spend(tmp_path / split, f"client_{client}", entry(Released(times, 10.0)))
         (tmp_path / "a file").write_text("which is no split")
@@ -92,7 +92,7 @@ class TestSplits:
             assert spent == pytest.approx(epsilon([Released(8, 10.0)], DELTA))
 
     @pytest.mark.parametrize("unit", ["group", "client"])
-    def test_of_more_than_examples_void_each_other(self, tmp_path: Path, unit: str) -> None:
+    def test_group_and_client_releases_void_each_other(self, tmp_path: Path, unit: str) -> None:
         ledger = Ledger(tmp_path)
         for _ in range(2):
             spend(tmp_path / "a", "client_0", entry(EVENT, unit=unit))
@@ -103,10 +103,10 @@ class TestSplits:
 
 
 class TestIdentity:
-    def test_it_is_made_once_and_moves_along(self, tmp_path: Path) -> None:
+    def test_created_once_and_kept_when_moved(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "digits")
         assert ledger.id is None
-        assert not ledger.folder.exists()  # to look for it does not make it
+        assert not ledger.folder.exists()  # reading the id does not create it
         key = ledger.key()
         assert ledger.key() == key
         assert (ledger.folder / "key").stat().st_mode & 0o077 == 0
@@ -115,25 +115,25 @@ class TestIdentity:
         assert Ledger(tmp_path / "moved").key() == key
         assert ledger.id is None
 
-    def test_no_two_are_alike(self, tmp_path: Path) -> None:
+    def test_ids_are_unique(self, tmp_path: Path) -> None:
         ledgers = [Ledger(tmp_path / name) for name in "ab"]
         assert len({ledger.key() for ledger in ledgers}) == 2
         assert len({ledger.id for ledger in ledgers}) == 2
 
-    def test_it_does_not_tell_the_key(self, tmp_path: Path) -> None:
+    def test_the_id_does_not_reveal_the_key(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path)
         key = ledger.key().hex()
         assert ledger.id is not None
         assert ledger.id not in key
 
     @pytest.mark.parametrize("text", ["", "00" * 31, "x" * 64])
-    def test_one_that_is_damaged_is_told(self, tmp_path: Path, text: str) -> None:
+    def test_a_damaged_key_is_an_error(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "key").write_text(text)
         with pytest.raises(LedgerError, match="key is damaged"):
             Ledger(tmp_path).key()
 
 
-def test_two_runs_cannot_spend_at_once(tmp_path: Path) -> None:
+def test_two_runs_cannot_spend_at_the_same_time(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "digits")
     in_use = pytest.raises(LedgerError, match="in use by another run")
     with ledger.locked(), in_use, ledger.locked():

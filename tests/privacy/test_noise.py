@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from feddm.privacy.noise import Label, Secret, digest, gaussian, poisson_sample, uniform
+from feddm.privacy.noise import Label, Secret, digest, gaussian, poisson_sample
 
 SECRET = Secret(bytes(range(32)), for_tests=True)
 LABEL = Label("sums", 3, 7, b"downloaded")
@@ -33,15 +33,15 @@ Draw = Callable[[Secret, Label, Sequence[int]], Tensor]
 
 
 def sample(secret: Secret, label: Label, shape: Sequence[int]) -> Tensor:
-    """Samples in the form of the other draws."""
+    """Returns a sample, with the signature of the other draws."""
     return poisson_sample(secret, label, math.prod(shape), 0.5)
 
 
-DRAWS: list[Draw] = [uniform, gaussian, sample]
+DRAWS: list[Draw] = [gaussian, sample]
 
 
 class TestSecret:
-    def test_does_not_show_itself(self) -> None:
+    def test_printing_does_not_show_it(self) -> None:
         key = b"abcdefghijklmnopqrstuvwxyz012345"
         secret = Secret(key)
         for shown in (repr(secret), str(secret), f"{secret}", repr([secret])):
@@ -54,13 +54,13 @@ class TestSecret:
         assert first != second
         assert not first.for_tests
 
-    def test_hex_there_and_back(self) -> None:
+    def test_hex_round_trip(self) -> None:
         assert Secret.from_hex(SECRET.to_hex(), for_tests=True) == SECRET
         assert SECRET.to_hex().startswith("000102")
         assert not Secret.from_hex(SECRET.to_hex()).for_tests
 
     @pytest.mark.parametrize("length", [0, 16, 31, 33, 64])
-    def test_of_another_length(self, length: int) -> None:
+    def test_wrong_length(self, length: int) -> None:
         with pytest.raises(ValueError, match=f"32 bytes, got {length}"):
             Secret(bytes(length))
 
@@ -82,12 +82,12 @@ class TestLabel:
         )
 
     @given(LABELS, LABELS)
-    def test_bytes_are_the_same_for_the_same_label_only(self, a: Label, b: Label) -> None:
+    def test_only_equal_labels_have_equal_bytes(self, a: Label, b: Label) -> None:
         assert (a.encoded() == b.encoded()) == (a == b)
 
     @given(LABELS)
     def test_can_be_read_back(self, label: Label) -> None:
-        # A function that has an inverse maps no two labels to the same bytes.
+        # An invertible encoding never maps two labels to the same bytes.
         data = label.encoded()
         end = 8 + int.from_bytes(data[:8], "big")
         round_, number, length = (
@@ -102,9 +102,10 @@ class TestLabel:
             dataclasses.replace(LABEL, **change)
 
 
-def recomputed(drawn: bytes, num: int) -> list[float]:
-    """Returns uniform numbers from AES of a counter, block by block."""
-    return [((word >> 12) + 0.5) / 2**52 for word in words(drawn, num)]
+def recomputed_sample(num: int, rate: float) -> list[int]:
+    """Returns a sample from AES of a counter, block by block."""
+    uniform = [((word >> 12) + 0.5) / 2**52 for word in words(b"sample", num)]
+    return [i for i, u in enumerate(uniform) if u < rate]
 
 
 def recomputed_gaussian(num: int) -> list[float]:
@@ -119,7 +120,7 @@ def recomputed_gaussian(num: int) -> list[float]:
 
 
 def words(drawn: bytes, num: int) -> list[int]:
-    """Returns 64 bits at a time."""
+    """Returns the keystream as 64-bit words."""
     key = hashlib.blake2b(digest_size=32, key=bytes(range(32)), person=b"feddm " + drawn)
     key.update((4).to_bytes(8, "big") + b"sums" + (3).to_bytes(8, "big"))
     key.update((7).to_bytes(8, "big") + (10).to_bytes(8, "big") + b"downloaded")
@@ -132,24 +133,23 @@ def words(drawn: bytes, num: int) -> list[int]:
 
 def test_recomputed_block_by_block() -> None:
     # More than 256 blocks, so that the counter has a carry.
-    assert uniform(SECRET, LABEL, (601,)).tolist() == recomputed(b"uniform", 601)
     expected = recomputed_gaussian(601)
     np.testing.assert_allclose(gaussian(SECRET, LABEL, (601,)), expected, rtol=1e-12)
-    kept = [i for i, u in enumerate(recomputed(b"sample", 601)) if u < 0.3]
+    kept = recomputed_sample(601, 0.3)
     assert poisson_sample(SECRET, LABEL, 601, 0.3).tolist() == kept
 
 
-def test_known_values_so_that_a_release_can_be_repeated() -> None:
-    # From `openssl enc -aes-256-ctr` and scipy's norm.ppf.
-    assert uniform(SECRET, LABEL, (2,)).tolist() == [0.517695010759924, 0.25946949355044413]
+def test_known_values() -> None:
+    # From `openssl enc -aes-256-ctr`, and scipy's norm.ppf.
+    assert poisson_sample(SECRET, LABEL, 20, 0.5).tolist() == [0, 1, 5, 7, 11, 12, 13, 16]
     noise = gaussian(SECRET, LABEL, (2,)).tolist()
     assert noise == pytest.approx([-0.08880808520020868, 0.8354632214332711], rel=1e-12)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_same_gives_the_same(draw: Draw) -> None:
+def test_equal_inputs_give_equal_numbers(draw: Draw) -> None:
     assert torch.equal(draw(SECRET, LABEL, (50,)), draw(SECRET, LABEL, (50,)))
-    for_real = Secret(SECRET.key)  # what it is for does not change the numbers
+    for_real = Secret(SECRET.key)  # the mark does not change the numbers
     assert torch.equal(draw(SECRET, LABEL, (50,)), draw(for_real, LABEL, (50,)))
 
 
@@ -170,13 +170,10 @@ def test_every_bit_of_the_secret_matters(draw: Draw, bit: int) -> None:
     assert not torch.equal(draw(SECRET, LABEL, (50,)), draw(other, LABEL, (50,)))
 
 
-def test_kinds_of_draws_do_not_tell_of_each_other() -> None:
-    numbers = uniform(SECRET, LABEL, (MANY,))
+def test_noise_and_sample_are_independent() -> None:
     noise = torch.special.ndtr(gaussian(SECRET, LABEL, (MANY,)))
-    assert abs(correlation(numbers, noise)) < 4 / math.sqrt(MANY)
     kept = torch.zeros(MANY).index_fill(0, poisson_sample(SECRET, LABEL, MANY, 0.5), 1.0)
-    for other in (numbers, noise):
-        assert abs(correlation(kept, other)) < 4 / math.sqrt(MANY)
+    assert abs(correlation(kept, noise)) < 4 / math.sqrt(MANY)
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -191,14 +188,6 @@ def test_labels_are_independent(other: Label) -> None:
     assert stats.kstest(((a - b) / math.sqrt(2)).numpy(), "norm").pvalue > 0.01
 
 
-def test_uniform_numbers() -> None:
-    numbers = uniform(SECRET, LABEL, (MANY,))
-    assert numbers.dtype == torch.float64
-    assert float(numbers.min()) > 0
-    assert float(numbers.max()) < 1
-    assert stats.kstest(numbers.numpy(), "uniform").pvalue > 0.01
-
-
 def test_gaussian_numbers() -> None:
     numbers = gaussian(SECRET, LABEL, (MANY,))
     assert numbers.dtype == torch.float64
@@ -210,18 +199,19 @@ def test_gaussian_numbers() -> None:
     assert abs(correlation(numbers[1:], numbers[:-1])) < 4 / math.sqrt(MANY)
 
 
-# By scipy's norm.ppf of 2**-107, the least share, and of 1/2, the largest.
+# scipy's norm.ppf of 2**-107, the smallest position in the tail, and of 1/2, the largest.
 @pytest.mark.parametrize(("byte", "number"), [(b"\x00", -11.8966), (b"\xff", 0.0)])
-def test_the_outermost_numbers_are_finite(
+def test_extreme_numbers_are_finite(
     byte: bytes, number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feddm.privacy.noise._keystream", lambda *args: byte * args[-1])
-    assert 0 < uniform(SECRET, LABEL, ()).item() < 1
+    assert poisson_sample(SECRET, LABEL, 1, 0.0).tolist() == []
+    assert poisson_sample(SECRET, LABEL, 1, 1.0).tolist() == [0]
     assert gaussian(SECRET, LABEL, ()).item() == pytest.approx(number, abs=1e-4)
 
 
-def test_far_out_numbers_are_as_fine_as_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The least 52 bits that are not 0, at 8 deviations, with other bits behind them.
+def test_the_tail_has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The smallest nonzero 52 bits, at 8 standard deviations, with different bits after them.
     drawn = []
     for more in (0, 1 << 40, 1 << 63):
         stream = (1 << 12).to_bytes(8, "little") + more.to_bytes(8, "little")
@@ -233,12 +223,11 @@ def test_far_out_numbers_are_as_fine_as_in_the_middle(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), torch.Size([2, 2])])
 def test_shapes(shape: Sequence[int]) -> None:
-    for draw in (uniform, gaussian):
-        assert draw(SECRET, LABEL, shape).shape == torch.Size(shape)
+    assert gaussian(SECRET, LABEL, shape).shape == torch.Size(shape)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
-def test_samples_have_their_rate(rate: float) -> None:
+def test_sample_rate(rate: float) -> None:
     kept = poisson_sample(SECRET, LABEL, MANY, rate)
     assert kept.dtype == torch.int64
     assert kept.tolist() == sorted(set(kept.tolist()))
@@ -258,7 +247,7 @@ def test_samples_vary_in_size() -> None:
     assert np.var(sizes) == pytest.approx(25, rel=0.4)
 
 
-def test_all_and_none() -> None:
+def test_rates_zero_and_one() -> None:
     assert poisson_sample(SECRET, LABEL, 5, 1.0).tolist() == [0, 1, 2, 3, 4]
     assert poisson_sample(SECRET, LABEL, 5, 0.0).tolist() == []
     assert poisson_sample(SECRET, LABEL, 0, 0.5).tolist() == []
@@ -309,7 +298,7 @@ class TestDigest:
     RECORDS = st.dictionaries(NAMES, st.dictionaries(NAMES, TENSORS, max_size=2), max_size=2)
 
     def plain(self, records: dict[str, dict[str, Tensor]]) -> object:
-        """Returns records in a form that Python compares."""
+        """Returns records in a form that Python can compare."""
         return {
             record: {n: (t.dtype, t.shape, t.tolist()) for n, t in tensors.items()}
             for record, tensors in records.items()
@@ -329,7 +318,7 @@ class TestDigest:
         assert digest({"params": {"w": tensor}}) == expected.digest()
 
     @given(RECORDS, RECORDS)
-    def test_is_the_same_for_the_same_records_only(
+    def test_only_equal_records_have_equal_digests(
         self, a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]
     ) -> None:
         assert (digest(a) == digest(b)) == (self.plain(a) == self.plain(b))
@@ -363,7 +352,7 @@ class TestDigest:
         ]
         assert len({digest(records) for records in different}) == len(different)
 
-    def test_what_is_in_memory_does_not_matter(self) -> None:
+    def test_memory_layout_does_not_matter(self) -> None:
         w = torch.arange(6.0).view(2, 3)
         same = [w, w.clone().requires_grad_(), w.T.contiguous().T, torch.cat([w, w])[:2]]
         assert len({digest({"params": {"w": tensor}}) for tensor in same}) == 1

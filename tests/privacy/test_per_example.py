@@ -1,4 +1,4 @@
-"""Every example has a place that the others do not change."""
+"""Every example has a position that does not depend on the others."""
 
 import torch
 from hypothesis import given
@@ -24,7 +24,7 @@ def places(data: Examples) -> dict[int, int]:
 
 
 @given(PIXELS)
-def test_all_examples_are_there_once_and_batches_have_one_size(pixels: list[int]) -> None:
+def test_every_example_once_in_batches_of_one_size(pixels: list[int]) -> None:
     data = client(pixels)
     seen: list[int] = []
     for batch in in_places(data):
@@ -40,7 +40,7 @@ def test_all_examples_are_there_once_and_batches_have_one_size(pixels: list[int]
 
 
 @given(PIXELS, st.integers(0, 255), st.integers(0, 70))
-def test_one_more_example_moves_nobody(pixels: list[int], pixel: int, where: int) -> None:
+def test_one_more_example_moves_no_other(pixels: list[int], pixel: int, where: int) -> None:
     where = min(where, len(pixels))
     before = places(client(pixels))
     after = places(client([*pixels[:where], pixel, *pixels[where:]]))
@@ -48,16 +48,16 @@ def test_one_more_example_moves_nobody(pixels: list[int], pixel: int, where: int
         assert after[number + (number >= where)] == place
 
 
-def test_few_places_are_empty_if_there_are_many_examples() -> None:
+def test_few_unused_positions_with_many_examples() -> None:
     x = torch.randint(256, (4000, 3, 8, 8), generator=torch.Generator().manual_seed(0))
     data = Examples(x.to(torch.uint8), torch.zeros(4000, dtype=torch.int64))
-    # 250 examples choose a place on average, with a deviation of 15.5.
+    # 250 examples per position on average, with a standard deviation of 15.5.
     assert sum(1 for _ in in_places(data)) < 250 + 5 * 15.5
     floats = Examples(torch.randn(4000, 1, 4, 4), torch.zeros(4000, dtype=torch.int64))
     assert sum(1 for _ in in_places(floats)) < 250 + 5 * 15.5
 
 
-def test_an_example_alone_has_memory_of_its_own() -> None:
+def test_a_single_example_is_a_copy() -> None:
     data = Examples(torch.arange(3.0).view(3, 1, 1, 1), torch.tensor([5, 6, 7]))
     one = alone(data, 1)
     assert (one.x.tolist(), one.y.tolist()) == ([[[[1.0]]]], [6])

@@ -1,4 +1,4 @@
-"""A client's policy: read from its own place, and binding."""
+"""A client's policy: its file, and what it allows."""
 
 import math
 from pathlib import Path
@@ -15,16 +15,17 @@ ASKED = Asked("feddm", "features", "example")
 
 class TestCheck:
     def test_by_epsilon(self) -> None:
-        # Enough for three, with what was spent before.
+        # Enough for three releases, including earlier ones.
         policy = Policy(epsilon([Released(3, 4.0)], DELTA), DELTA)
         policy.check(ASKED, [Released(3, 4.0)])
         policy.check(ASKED, [Released(1, 4.0)], [Released(2, 4.0)])
         refused = pytest.raises(
-            BudgetError, match=r"would have spent epsilon .* after this round, and may spend"
+            BudgetError,
+            match=r"after this round the client would have spent epsilon .*, and its limit is",
         )
         with refused:
             policy.check(ASKED, [Released(1, 4.0)], [Released(3, 4.0)])
-        # Something smaller than what is left would be too much as well: nothing is left.
+        # Even a tiny release is too much, because nothing is left.
         with refused:
             policy.check(ASKED, [Released(1, 400.0)], [Released(3, 4.0)])
 
@@ -42,7 +43,7 @@ class TestCheck:
             policy.check(ASKED, [Released(5, 2.0), Released(1, 1.5)])
 
     @pytest.mark.parametrize("policy", [Policy(1e6), Policy(noise_multiplier=1e-9)])
-    def test_what_is_not_protected_is_beyond_any_limit(self, policy: Policy) -> None:
+    def test_an_unprotected_release_exceeds_any_limit(self, policy: Policy) -> None:
         with pytest.raises(BudgetError):
             policy.check(ASKED, [Unprotected("weights")])
         Policy().check(ASKED, [Unprotected("weights")])
@@ -63,10 +64,20 @@ class TestCheck:
         if agrees:
             policy.check(ASKED, [Released(1, 1.0)])
         else:
-            with pytest.raises(BudgetError, match=r"a client takes part in .* alone, not in"):
+            with pytest.raises(
+                BudgetError, match=r"the client does not allow the .*, (only|nor any other)"
+            ):
                 policy.check(ASKED, [Released(1, 1.0)])
 
-    def test_it_says_where_it_comes_from(self) -> None:
+    def test_the_error_names_what_is_allowed(self) -> None:
+        with pytest.raises(
+            BudgetError, match="not allow the mechanism features, only none, gradients"
+        ):
+            Policy(mechanisms=("none", "gradients")).check(ASKED, [])
+        with pytest.raises(BudgetError, match="not allow the unit example, nor any other"):
+            Policy(units=()).check(ASKED, [])
+
+    def test_the_error_names_the_source(self) -> None:
         with pytest.raises(BudgetError, match=r"\(/etc/policy\.toml\)"):
             Policy(mechanisms=(), source="/etc/policy.toml").check(ASKED, [])
 
@@ -93,7 +104,7 @@ class TestFile:
             4.0, 1e-6, 0.5, ("features", "none"), (), ("group",), str(file)
         )
 
-    def test_a_data_set_has_values_of_its_own(self, file: Path) -> None:
+    def test_a_data_set_overrides_values(self, file: Path) -> None:
         file.write_text("epsilon = 4\ndelta = 1e-6\n[datasets.digits]\nepsilon = inf\n")
         digits, mnist = own_policy("digits"), own_policy("mnist")
         assert (digits.epsilon, digits.delta) == (math.inf, 1e-6)
@@ -118,27 +129,27 @@ class TestFile:
             ("units = ['patient']", "units must be a list of example, group, client"),
             ("epsilom = 3", r"unknown key epsilom \(did you mean epsilon\?\); known: epsilon"),
             ("budget = 3", "unknown key budget; known: epsilon"),
-            ("datasets = 3", "datasets must be tables"),
+            ("datasets = 3", r"datasets must be tables, such as \[datasets\.digits\], got 3"),
             ("[datasets.mnits]", "did you mean mnist"),
             ("[datasets.mnist]\nepsilom = 3", "unknown key epsilom"),
-            ("epsilon =", "cannot be read"),
+            ("epsilon =", "cannot read the policy"),
         ],
     )
-    def test_one_that_cannot_be_read_is_told(self, file: Path, text: str, says: str) -> None:
+    def test_invalid_files_are_one_line_errors(self, file: Path, text: str, says: str) -> None:
         file.write_text(text)
         with pytest.raises(LedgerError, match=says) as caught:
             own_policy("digits")
         assert str(file) in str(caught.value)
         assert "\n" not in str(caught.value)
 
-    def test_one_that_is_named_must_be_there(self, file: Path) -> None:
-        with pytest.raises(LedgerError, match="there is no policy"):
+    def test_a_named_file_must_exist(self, file: Path) -> None:
+        with pytest.raises(LedgerError, match=r"the policy .* does not exist"):
             own_policy("digits")
         file.mkdir()
-        with pytest.raises(LedgerError, match="cannot be read"):
+        with pytest.raises(LedgerError, match="cannot read the policy"):
             own_policy("digits")
 
-    def test_without_a_name_it_is_in_the_users_configuration(
+    def test_default_is_in_the_users_configuration(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(

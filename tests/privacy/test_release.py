@@ -1,4 +1,4 @@
-"""Noise is recorded as it is added, is never used twice, and has the size that it says."""
+"""Noise is recorded when added, never used twice, and has the right standard deviation."""
 
 import math
 
@@ -18,7 +18,7 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def test_what_is_added_is_recorded() -> None:
+def test_releases_are_recorded() -> None:
     ours = noise()
     assert not ours.released
     ours.added(0, zeros(2), bound=3.0, multiplier=1.5)
@@ -26,26 +26,26 @@ def test_what_is_added_is_recorded() -> None:
     assert ours.released == (Released(1, 1.5), Released(1, 2.0))
 
 
-def test_a_sum_over_a_sample_carries_its_rate() -> None:
+def test_a_sampled_sum_is_recorded_with_its_rate() -> None:
     ours = noise()
     index = ours.sample(3, 1000, rate=0.25)
-    assert not ours.released  # a sample alone tells nobody anything
+    assert not ours.released  # drawing a sample releases nothing
     ours.added(3, index.sum(), bound=1.0, multiplier=1.0)
     ours.added(4, zeros(1), bound=1.0, multiplier=1.0)  # over all examples
     assert ours.released == (Released(1, 1.0, 0.25), Released(1, 1.0))
 
 
-def test_a_number_is_used_once() -> None:
+def test_a_sum_number_is_used_once() -> None:
     ours = noise()
     ours.sample(0, 10, 0.5)
-    with pytest.raises(ValueError, match="sample of sum 0 was drawn already"):
+    with pytest.raises(ValueError, match="sample of sum 0 was already drawn"):
         ours.sample(0, 10, 0.5)
     ours.added(0, zeros(1), 1.0, 1.0)
-    with pytest.raises(ValueError, match="sum 0 was released already"):
+    with pytest.raises(ValueError, match="sum 0 was already released"):
         ours.added(0, zeros(1), 1.0, 1.0)
-    # Nor is a sum that was released as one over all examples said to be sampled afterwards.
+    # A sum over all examples cannot be declared sampled after its release.
     ours.added(1, zeros(1), 1.0, 1.0)
-    with pytest.raises(ValueError, match="sample of sum 1 was drawn already"):
+    with pytest.raises(ValueError, match="sample of sum 1 was already drawn"):
         ours.sample(1, 10, 0.5)
     assert len(ours.released) == 2
 
@@ -58,7 +58,7 @@ def test_noise_that_cannot_be_accounted_for_is_refused(multiplier: float) -> Non
     assert ours.released == ()
 
 
-def test_noise_has_the_size_that_was_asked_for() -> None:
+def test_standard_deviation_of_the_noise() -> None:
     # Of 20,000 numbers, mean and deviation are off by 1 / sqrt(n) and 1 / sqrt(2 n) of a
     # deviation; allowed are five times as much.
     added = noise().added(0, ZEROS, bound=2.0, multiplier=1.5)
@@ -80,7 +80,7 @@ def test_noise_is_added_to_the_sum() -> None:
     torch.testing.assert_close(noise().added(0, zeros(2, 3), 4.0, 1.5), 2 * alone)
 
 
-def test_what_is_released_is_rounded_like_the_sum() -> None:
+def test_a_noisy_sum_is_on_the_grid() -> None:
     # With steps of the grid as the unit, noisy sums are whole numbers, whatever the sum is: its
     # last bits tell nothing that the others do not.
     for total in (ZEROS, ZEROS + 12345, ZEROS - 7):
@@ -91,11 +91,11 @@ def test_what_is_released_is_rounded_like_the_sum() -> None:
         assert float(alone.std()) == pytest.approx(GRID * 1e-9, rel=0.05)
 
 
-def test_sums_that_are_not_exact_are_refused() -> None:
+def test_float_sums_are_refused() -> None:
     ours = noise()
-    with pytest.raises(ValueError, match="must be in whole numbers"):
+    with pytest.raises(ValueError, match="a sum must be int64"):
         ours.added(0, torch.zeros(3), 1.0, 1.0)
-    with pytest.raises(ValueError, match="noise must be at most 131072"):
+    with pytest.raises(ValueError, match="multiplier must be at most 131072"):
         ours.added(0, zeros(3), 1.0, 200_000.0)
     assert ours.released == ()
 
@@ -124,7 +124,7 @@ def test_other_clients_have_other_noise() -> None:
     assert abs(float(torch.corrcoef(torch.stack([ours, theirs]))[0, 1])) < 0.05
 
 
-def test_noise_says_nothing_about_the_sample() -> None:
+def test_noise_is_independent_of_the_sample() -> None:
     ours = noise()
     kept = torch.zeros(20_000)
     kept[ours.sample(0, 20_000, 0.5)] = 1.0

@@ -12,7 +12,7 @@ from feddm.core.examples import Examples
 from feddm.core.seeding import generator
 from feddm.core.training import ignore
 from feddm.privacy.clipping import real
-from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample, uniform
+from feddm.privacy.noise import Label, Secret, gaussian, poisson_sample
 from feddm.privacy.release import Noise
 from private import NAMES, OTHER_SECRET, SECRET, built, download, examples
 
@@ -47,7 +47,7 @@ def local(
 ) -> tuple[Watched, LocalResult]:
     algorithm = built(name, rate=0.5, steps=3)
     watched = Watched(secret)
-    # Whoever draws from a global generator would do so differently now.
+    # Code that draws from a global generator would now draw other numbers.
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -86,7 +86,7 @@ class TestEveryPrivateAlgorithm:
             for key, tensor in tensors.items()
         )
 
-    def test_every_sum_has_noise_of_its_own(self, name: str) -> None:
+    def test_every_sum_has_its_own_noise(self, name: str) -> None:
         drawn = list(local(name, SECRET, seed=1)[0].noise.values())
         assert len(drawn) > 1
         heads = {tuple(noise.flatten()[:3].tolist()) for noise in drawn}
@@ -95,7 +95,7 @@ class TestEveryPrivateAlgorithm:
 
 @pytest.mark.parametrize("name", ["server", "fedavg", "fedprox", "fednova", "scaffold"])
 def test_the_seed_of_a_run_changes_nothing_at_all(name: str) -> None:
-    # Where no first images are drawn, all that is random is the client's own.
+    # Without initial images, all randomness comes from the client's secret.
     _, first = local(name, SECRET, seed=1)
     _, second = local(name, SECRET, seed=2)
     for record, tensors in first.upload.items():
@@ -131,7 +131,6 @@ def test_generators_are_watched(no_generators: None) -> None:
 def test_noise_and_samples_need_no_generator(no_generators: None) -> None:
     label = Label("test", 1, 0, b"")
     assert gaussian(SECRET, label, (3,)).isfinite().all()
-    assert uniform(SECRET, label, (3,)).isfinite().all()
     assert len(poisson_sample(SECRET, label, 9, 1.0)) == 9
     assert Secret.fresh() != Secret.fresh()
 
@@ -148,7 +147,7 @@ def test_private_training_needs_no_generator(name: str, request: pytest.FixtureR
 @pytest.mark.parametrize("name", ["features", "server"])
 def test_noisy_sums_need_no_generator(name: str, request: pytest.FixtureRequest) -> None:
     algorithm = built(name)
-    # Networks are public, and so may come from anywhere.
+    # Networks are public, so they may come from any generator.
     model, networks = algorithm.release.shown(algorithm.model, download(algorithm))  # type: ignore[attr-defined]
     request.getfixturevalue("no_generators")
     totals = algorithm.release.noisy_totals(model, networks, DATA, Watched(SECRET))  # type: ignore[attr-defined]

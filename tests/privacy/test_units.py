@@ -1,4 +1,4 @@
-"""What one person or one client can change, however many examples it has."""
+"""Sensitivity to one group or one client, whatever the number of its examples."""
 
 import dataclasses
 import math
@@ -78,7 +78,7 @@ def test_one_group_changes_sums_by_at_most_the_bound(
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_whole_client_is_no_longer_than_the_bound(name: str) -> None:
+def test_a_whole_client_is_clipped_to_the_bound(name: str) -> None:
     data = examples(*[0, 1, 2, 2] * 10)
     assert float(SUMS[name](data, "client").norm()) == pytest.approx(1.0, rel=1e-4)
     assert not SUMS[name](examples(), "client").any()
@@ -111,11 +111,13 @@ def test_groups_are_sampled_as_a_whole() -> None:
         assert sample.sizes == [4] * (len(sample.examples) // 4)
         groups = data.group[sample.examples].view(-1, 4)  # type: ignore[index]
         assert bool((groups == groups[:, :1]).all())
-    # Five of ten on average, with a deviation of 1.6 for each sample.
+    # Five of ten on average, with a standard deviation of 1.6 per sample.
     mean = sum(len(sample.sizes) for sample in drawn) / 50
     assert mean == pytest.approx(5, abs=5 * 1.6 / math.sqrt(50))
 
 
 def test_data_without_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not say which group"):
+    with pytest.raises(
+        ValueError, match=r"privacy\.unit is group, but the data have no groups"
+    ):
         Sampler(examples(0, 1), "group")

@@ -1,4 +1,4 @@
-"""A client's secret, ledger and uploads on the disk, whatever happens in between."""
+"""A client's secret, ledger and uploads on disk, also after crashes and damage."""
 
 import hashlib
 import math
@@ -49,7 +49,7 @@ def entry(*events: Event, run: str = "run", round_: int = 1) -> Entry:
     return Entry(run, round_, b"", events)
 
 
-def test_a_secret_is_kept_and_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_a_secret_is_kept_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     vault = opened(tmp_path / "a/b")
     file = tmp_path / "a/b/secret"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -62,7 +62,7 @@ def test_a_secret_is_kept_and_nobody_else_can_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "00" * 31, "x" * 64])
-def test_a_damaged_secret_is_told(tmp_path: Path, text: str) -> None:
+def test_a_damaged_secret_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "secret").write_text(text)
     with pytest.raises(LedgerError, match="secret is damaged"):
         opened(tmp_path)
@@ -78,14 +78,14 @@ def test_secrets_for_tests_are_marked_and_not_written(tmp_path: Path) -> None:
     assert not vaults(tmp_path).of(0).secret.for_tests
 
 
-def test_under_a_fixed_secret_no_epsilon_is_finite(tmp_path: Path) -> None:
+def test_a_fixed_secret_makes_epsilon_infinite(tmp_path: Path) -> None:
     fixed = vaults(tmp_path, test_seed="seed")
     vault = fixed.of(0)
     vault.spend(vault.entry(1, b"", (Released(1, 100.0),)))
     vault.list_upload(vault.entries()[0], SENT)
     assert vault.epsilon() == fixed.epsilon() == math.inf
     assert upload_log(vault.folder)[0]["epsilon"] is None
-    # Nor does it for a run with secrets that comes later.
+    # A later run with real secrets has no finite epsilon either.
     assert vaults(tmp_path).of(0).epsilon() == vaults(tmp_path).epsilon() == math.inf
     assert vaults(tmp_path, "another").epsilon() == math.inf
 
@@ -100,7 +100,7 @@ def test_a_ledger_survives(tmp_path: Path) -> None:
     assert opened(tmp_path).epsilon() == math.inf
 
 
-def test_the_same_entry_costs_once_and_all_others_each(tmp_path: Path) -> None:
+def test_a_repeated_entry_costs_once(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     event = Released(1, 4.0)
     vault.spend(Entry("run", 1, b"context", (event,)))
@@ -149,12 +149,12 @@ def test_a_damaged_line_is_refused(tmp_path: Path, line: str) -> None:
     for use in (vault.entries, vault.epsilon, lambda: vault.spend(TWO)):
         with pytest.raises(LedgerError, match=r"ledger\.jsonl"):
             use()
-    # Nothing is said to be free because nobody can read what was spent.
+    # An unreadable ledger must not look like an empty one.
     with pytest.raises(LedgerError):
         vault.agree([Released(1, 8.0)])
 
 
-def test_what_was_sent_is_given_back_for_the_same_context_alone(tmp_path: Path) -> None:
+def test_the_stored_upload_is_for_the_same_context_only(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     assert vault.sent_before(b"first") is None
     vault.keep(b"first", SENT)
@@ -174,7 +174,7 @@ def test_what_was_sent_is_given_back_for_the_same_context_alone(tmp_path: Path) 
     assert second.upload["empty"]["x"].shape == (0, 3)
 
 
-def test_an_upload_that_was_cut_off_was_never_sent(tmp_path: Path) -> None:
+def test_a_truncated_upload_was_never_sent(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     vault.keep(b"first", SENT)
     file = tmp_path / "sent.safetensors"
@@ -199,13 +199,13 @@ def test_uploads_are_logged(tmp_path: Path) -> None:
 
 
 class TestAgreement:
-    def test_by_the_budget_of_the_run(self, tmp_path: Path) -> None:
+    def test_the_runs_budget(self, tmp_path: Path) -> None:
         event = Released(1, 4.0)
         vault = opened(tmp_path, Policy(epsilon([Released(3, 4.0)], DELTA), DELTA))
         for number in range(3):
             vault.agree([event])
             vault.spend(entry(event, round_=number))
-        with pytest.raises(BudgetError, match=r"would have spent .*the budget of the run"):
+        with pytest.raises(BudgetError, match=r"would have spent .*the run's budget"):
             vault.agree([event])
 
     def test_what_was_spent_elsewhere_counts(self, tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ class TestAgreement:
         with pytest.raises(BudgetError):
             opened(tmp_path, budget, elsewhere=(Released(3, 4.0),)).agree([Released(1, 4.0)])
 
-    def test_the_clients_policy_binds_beside_the_budget(self, tmp_path: Path) -> None:
+    def test_the_clients_policy_applies_besides_the_budget(self, tmp_path: Path) -> None:
         policy = Policy(epsilon=1.0, noise_multiplier=2.5)
         vault = opened(tmp_path, Policy(epsilon=8.0), policy)
         vault.agree([Released(1, 6.0)])
-        with pytest.raises(BudgetError, match="may spend 1"):
+        with pytest.raises(BudgetError, match="its limit is 1"):
             vault.agree([Released(1, 3.0)])
         with pytest.raises(BudgetError, match=r"at least 2\.5, got 2"):
             vault.agree([Released(1, 2.0)])
@@ -226,18 +226,18 @@ class TestAgreement:
     @pytest.mark.parametrize(
         "policy", [Policy(epsilon=1e6), Policy(noise_multiplier=1e-6)], ids=("epsilon", "noise")
     )
-    def test_a_fixed_secret_is_no_noise_for_a_policy(
+    def test_a_fixed_secret_does_not_count_as_noise_for_a_policy(
         self, tmp_path: Path, policy: Policy
     ) -> None:
         fixed = Secret(bytes(32), for_tests=True)
         planned = [Released(1, 100.0)]
-        opened(tmp_path, policy, secret=fixed).agree(planned)  # as a budget it is
+        opened(tmp_path, policy, secret=fixed).agree(planned)  # it does for a budget
         with pytest.raises(BudgetError):
             opened(tmp_path, policy=policy, secret=fixed).agree(planned)
 
 
 def test_splits_add_up(tmp_path: Path) -> None:
-    # An example may have been with any client of another split.
+    # In another split, an example may have belonged to any client.
     for split, client, times in (("a", 0, 2), ("a", 1, 3), ("b", 0, 5), ("b", 7, 1)):
         vaults(tmp_path, split).of(client).spend(entry(Released(times, 10.0)))
     here = vaults(tmp_path, "a")
@@ -247,15 +247,15 @@ def test_splits_add_up(tmp_path: Path) -> None:
     assert here.of(2).epsilon() == pytest.approx(epsilon([Released(5, 10.0)], DELTA))
 
 
-def test_epsilon_is_that_of_the_client_that_spent_most(tmp_path: Path) -> None:
+def test_epsilon_is_the_largest_of_any_client(tmp_path: Path) -> None:
     assert vaults(tmp_path).epsilon() == 0
-    # In an earlier run, in which nobody of this one's cohort took part.
+    # In an earlier run, without any client of this cohort.
     vaults(tmp_path).of(4).spend(entry(Released(3, 10.0), run="earlier"))
     vaults(tmp_path).of(0).spend(entry(Released(1, 8.0)))
-    # By components it would be all four releases, which no client has paid for.
+    # The maximum per kind would be all four releases, which no client has paid for.
     expected = epsilon([Released(3, 10.0)], DELTA)
     assert vaults(tmp_path).epsilon() == pytest.approx(expected)
-    # A split that nobody has used yet: its clients may be those of the other.
+    # An unused split: its clients may be those of the other.
     assert vaults(tmp_path, "new").epsilon() == pytest.approx(
         epsilon([Released(3, 10.0), Released(1, 8.0)], DELTA)
     )
@@ -275,14 +275,14 @@ class TestPaid:
     uploads = ((1, 0), (1, 1), (2, 0), (2, 1))
     least = epsilon([Released(3, 10.0)], DELTA)
 
-    def test_what_is_there(self, two_rounds: Vaults) -> None:
+    def test_a_complete_ledger(self, two_rounds: Vaults) -> None:
         two_rounds.check_paid(self.uploads, self.least)
         two_rounds.check_paid([], 0.0)
 
     @pytest.mark.parametrize(
         ("client", "line"), [(0, 1), (1, 0), (1, 1)], ids=["0 in 1", "1 in 1", "1 in 2"]
     )
-    def test_a_line_of_the_run_that_is_missing(
+    def test_a_missing_line_of_the_run(
         self, two_rounds: Vaults, client: int, line: int
     ) -> None:
         file = two_rounds.of(client).folder / "ledger.jsonl"
@@ -290,18 +290,20 @@ class TestPaid:
         file.write_text("".join(lines[:line] + lines[line + 1 :]))
         number = line + (1 if client else 0)
         with pytest.raises(
-            LedgerError, match=f"client {client} in round {number}; put it back"
+            LedgerError, match=f"client {client} in round {number} is missing; restore it"
         ):
             two_rounds.check_paid(self.uploads, 0.0)
 
-    def test_a_line_of_another_run_that_is_missing(self, two_rounds: Vaults) -> None:
+    def test_a_missing_line_of_another_run(self, two_rounds: Vaults) -> None:
         file = two_rounds.of(0).folder / "ledger.jsonl"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
         two_rounds.check_paid(self.uploads, 0.0)
-        with pytest.raises(LedgerError, match=r"has lost lines: .* all that was spent before"):
+        with pytest.raises(
+            LedgerError, match=r"has lost lines: it adds up to epsilon .*, but .* was spent"
+        ):
             two_rounds.check_paid(self.uploads, self.least)
 
-    def test_a_folder_that_is_missing(self, two_rounds: Vaults) -> None:
+    def test_a_missing_folder(self, two_rounds: Vaults) -> None:
         folder = two_rounds.of(1).folder
         folder.rename(folder.with_name("moved"))
         with pytest.raises(LedgerError, match="client 1 in round 1"):
@@ -317,7 +319,7 @@ def test_other_splits_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert clients.elsewhere == [Released(2, 8.0)]
 
 
-def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match=r"cannot use .*file"):
         opened(tmp_path / "file")
@@ -330,7 +332,7 @@ def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None
             use()
 
 
-def test_a_full_disk_is_one_clear_error(
+def test_a_full_disk_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vault = opened(tmp_path)
@@ -343,7 +345,7 @@ def test_a_full_disk_is_one_clear_error(
         vault.spend(ONE)
 
 
-def test_errors_are_added(tmp_path: Path) -> None:
+def test_errors_are_appended(tmp_path: Path) -> None:
     vault = opened(tmp_path)
     vault.log_error("first")
     vault.log_error("second")

@@ -1,14 +1,19 @@
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from feddm.config.schema import Config, DataConfig, RuntimeConfig, resolve
+from feddm.algorithms.costs import Work
+from feddm.algorithms.fedavg import FedAvg
+from feddm.config.resolve import flat, resolve
+from feddm.config.schema import Config, DataConfig, RuntimeConfig
 from feddm.core.compile import Accelerated
 from feddm.core.examples import Examples
-from feddm.core.models import ConvNet
+from feddm.core.models import ConvNet, Model
 from feddm.core.tensors import CPU
 from feddm.data.catalog import describe, described
 from feddm.data.datasets import Dataset, fingerprint, load
@@ -21,10 +26,10 @@ from feddm.runtime.build import (
     build_dataset,
     build_device,
     build_server,
-    check,
+    check_config,
     num_workers,
+    work_of,
 )
-from feddm.runtime.workload import Round, passes
 from tiny import SETTINGS, run_tiny
 
 
@@ -87,7 +92,7 @@ class TestDevice:
     @pytest.mark.parametrize("device", ["cuda", "mps"])
     def test_others_are_refused(self, device: str) -> None:
         with pytest.raises(ConfigError, match=r"device must be cpu with privacy, got"):
-            check(resolve(options={"epsilon": 4.0, "device": device}))
+            check_config(resolve(options={"epsilon": 4.0, "device": device}))
 
 
 def test_fingerprint_knows_groups() -> None:
@@ -115,40 +120,67 @@ def test_workers_are_never_more_than_clients() -> None:
     assert num_workers(RuntimeConfig(), 1) == 1
 
 
-# A setting, its value, and the value of a field of the algorithm that is built with it.
-REACHED: list[tuple[str, Any, str, Any]] = [
-    ("synthesis.distance", "relative", "synthesis.relative", True),
-    ("synthesis.coding", "uint8", "coding.type", "uint8"),
-    ("synthesis.start", "noise", "synthesis.start", "noise"),
-    ("synthesis.augment", True, "synthesis.augmentation.shift", 0.125),
-    ("server.augment", True, "server_sgd.augmentation.shift", 0.125),
-    ("server.schedule", "cosine", "server_sgd.schedule", "cosine"),
-    ("server.replay", 3, "replay", 3),
-    ("server.batch_size", 17, "server_sgd.batch_size", 17),
-    ("server.weighting", "examples", "weighting", "examples"),
-    ("local.augment", True, "local_sgd.augmentation.shift", 0.125),
-]
+# A setting with a value that is not the default.
+REACHED: dict[str, Any] = {
+    "synthesis.distance": "relative",
+    "coding": "uint8",
+    "synthesis.start": "noise",
+    "synthesis.augment": True,
+    "server.augment": True,
+    "server.schedule": "cosine",
+    "server.replay": 3,
+    "server.batch_size": 17,
+    "server.weighting": "examples",
+    "local.augment": True,
+}
 
 
-@pytest.mark.parametrize(("key", "value", "field", "expected"), REACHED)
-def test_a_setting_reaches_the_algorithm(
+def owner(key: str) -> str:
+    """Returns the name of an algorithm that has a setting."""
+    return "fedavg" if key.startswith("local.") else "feddm"
+
+
+def algorithm_with(name: str, settings: dict[str, Any]) -> Any:
+    config = resolve(options={"algorithm": name}, settings=settings)
+    return build_algorithm(config, ConvNet((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(("key", "value"), REACHED.items())
+def test_a_setting_reaches_the_algorithm(key: str, value: Any) -> None:
+    default, changed = (
+        flat(algorithm_with(owner(key), settings).settings.model_dump())[key]
+        for settings in ({}, {key: value})
+    )
+    assert changed == value
+    assert default != value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("server.augment", True, "augmentation.shift", 0.25),
+        ("server.augment", False, "augmentation", None),
+        ("server.schedule", "cosine", "schedule", "cosine"),
+        ("server.batch_size", 17, "batch_size", 17),
+        ("local.augment", True, "augmentation.shift", 0.25),
+        ("local.augment", False, "augmentation", None),
+        ("local.batch_size", 17, "batch_size", 17),
+    ],
+)
+def test_a_setting_reaches_the_training(
     key: str, value: Any, field: str, expected: Any
 ) -> None:
-    def found(settings: dict[str, Any]) -> Any:
-        algorithm = "fedavg" if key.startswith("local.") else "feddm"
-        config = resolve(options={"algorithm": algorithm}, settings=settings)
-        built: Any = build_algorithm(config, ConvNet((1, 8, 8), 10))
-        for part in field.split("."):
-            built = built and getattr(built, part)  # an augmentation may be None
-        return built
-
-    assert found({key: value}) == expected
-    assert found({}) != expected
+    algorithm = algorithm_with(owner(key), {key: value, "augmentation.shift": 0.25})
+    if isinstance(algorithm, FedAvg):
+        sgd = algorithm.local_sgd
+    else:
+        sgd = algorithm.settings.server.sgd(algorithm.context.augmentation)
+    assert attrgetter(field)(sgd) == expected
 
 
 @pytest.mark.parametrize(("learn", "coding"), [("client", "uint8"), ("server", "float32")])
 def test_images_that_do_not_travel_are_not_rounded(learn: str, coding: str) -> None:
-    settings = {"privacy.learn": learn, "synthesis.coding": "uint8"}
+    settings = {"privacy.learn": learn, "coding": "uint8"}
     config = resolve(
         options={"privacy": "features"}, settings=settings | {"privacy.noise_multiplier": 1.0}
     )
@@ -156,16 +188,15 @@ def test_images_that_do_not_travel_are_not_rounded(learn: str, coding: str) -> N
     assert built.coding.type == coding
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, value, *_ in REACHED])
+@pytest.mark.parametrize(("key", "value"), REACHED.items())
 def test_a_setting_changes_what_comes_out(key: str, value: Any) -> None:
-    algorithm = "fedavg" if key.startswith("local.") else "feddm"
     base, changed = (
-        run_tiny(algorithm=algorithm, set=SETTINGS | change) for change in ({}, {key: value})
+        run_tiny(algorithm=owner(key), set=SETTINGS | change) for change in ({}, {key: value})
     )
     params = [run.model.params for run in (base, changed)]
     assert not all(torch.equal(params[0][name], params[1][name]) for name in params[0])
     bytes_up = [run.records[-1].bytes_up for run in (base, changed)]
-    assert (bytes_up[1] < bytes_up[0]) == (key == "synthesis.coding")
+    assert (bytes_up[1] < bytes_up[0]) == (key == "coding")
 
 
 class TestRuntime:
@@ -223,7 +254,9 @@ class TestCompile:
     @staticmethod
     def built(compile_: str, **options: Any) -> Setup:
         settings = {"runtime.device": "cpu", "local.epochs": 1, "model.depth": 3}
-        return build(resolve(options=options | {"compile": compile_}, settings=settings))
+        return build(
+            resolve(options=options | {"compile": compile_}, settings=settings, shared=True)
+        )
 
     @staticmethod
     def large(compile_: str, rounds: int, workers: int = 1) -> Setup:
@@ -297,11 +330,11 @@ def test_what_is_compiled_says_nothing_about_private_data(
 ) -> None:
     tables: list[Any] = []
 
-    def watched(config: Config, table: Any) -> Round:
+    def watched(config: Config, model: Model, table: Any) -> Work:
         tables.append(table.tolist())
-        return passes(config, table)
+        return work_of(config, model, table)
 
-    monkeypatch.setattr("feddm.runtime.build.passes", watched)
+    monkeypatch.setattr("feddm.runtime.build.work_of", watched)
     private = {"epsilon": 4.0, "ledger": str(tmp_path)}
     for options in (private, {}):
         for alpha in (0.1, 10.0):
@@ -310,6 +343,18 @@ def test_what_is_compiled_says_nothing_about_private_data(
     assert tables[2] != tables[3]
     # A third of 1,438 digits in ten classes.
     assert tables[0] == [[pytest.approx(1438 / 30)] * 10] * 3
+
+
+@pytest.mark.parametrize("algorithm", ["feddm", "real", "fedavg"])
+def test_half_of_the_clients_do_half_of_the_work(algorithm: str) -> None:
+    model, table = ConvNet((1, 8, 8), 3), np.array([[12, 3, 0], [5, 40, 10]])
+    all_, half = (
+        work_of(resolve(options={"algorithm": algorithm, "participation": share}), model, table)
+        for share in (1.0, 0.5)
+    )
+    assert half.clients.weight == all_.clients.weight / 2
+    assert half.server.weight == all_.server.weight / 2
+    assert all_.clients.weight + all_.server.weight > 0
 
 
 def test_groups_need_data_that_know_them(tmp_path: Path) -> None:

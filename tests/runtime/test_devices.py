@@ -13,7 +13,7 @@ from torch import Tensor
 import private
 from elsewhere import ELSEWHERE, Elsewhere
 from feddm.algorithms.base import Upload
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.core.augmentation import Augmentation
 from feddm.core.examples import Examples, Normalization
 from feddm.core.matching import fresh_targets, real_means, sample_near, synthesize
@@ -41,13 +41,13 @@ DATA = Examples(
 SHARDS = [np.arange(0, 40), np.arange(40, 70)]
 SETTINGS = {
     "synthesis.steps": 1,
-    "synthesis.images_per_class": 10,  # forty images are more than one group
-    "synthesis.min_class_size": 5,
+    "images_per_class": 10,  # forty images are more than one group
+    "min_class_size": 5,
     "server.epochs": 1,
     "server.batch_size": 40,
     "local.epochs": 1,
     "local.batch_size": 20,
-    "local.mu": 0.1,
+    "mu": 0.1,
 }
 
 
@@ -106,22 +106,32 @@ def test_examples_go_there_with_labels_and_weights() -> None:
     assert torch.equal(members.index, DATA.by_class(1)[1].index)
 
 
-NOTHING = Augmentation(False, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = Augmentation(
+    flip=False,
+    shift=0,
+    scale=0,
+    rotate=0,
+    brightness=0,
+    saturation=0,
+    contrast=0,
+    cutout=0,
+)
 
 
 @pytest.mark.parametrize(
-    "augmentation",
+    "strengths",
     [
-        replace(NOTHING, flip=True),
-        replace(NOTHING, shift=0.25),
-        replace(NOTHING, scale=0.2),
-        replace(NOTHING, rotate=15.0),
-        replace(NOTHING, brightness=0.5, saturation=0.5, contrast=0.5),
-        replace(NOTHING, cutout=0.5),
+        {"flip": True},
+        {"shift": 0.25},
+        {"scale": 0.2},
+        {"rotate": 15.0},
+        {"brightness": 0.5, "saturation": 0.5, "contrast": 0.5},
+        {"cutout": 0.5},
     ],
     ids=["flip", "shift", "scale", "rotate", "color", "cutout"],
 )
-def test_augmentation(augmentation: Augmentation) -> None:
+def test_augmentation(strengths: dict[str, float]) -> None:
+    augmentation = NOTHING.model_copy(update=strengths)
     here = DATA[torch.arange(9)].x
     far = here.to(ELSEWHERE)
     ours, theirs = (augmentation.each(x, generator(0, "test")) for x in (far, here))
@@ -220,7 +230,7 @@ class TestEveryAlgorithm:
         name, settings = METHODS[method]
         options = {"algorithm": name, "clients": len(SHARDS)}
         return build_algorithm(
-            resolve(options=options, settings=SETTINGS | settings), MODEL, device
+            resolve(options=options, settings=SETTINGS | settings, shared=True), MODEL, device
         )
 
     def test_a_client_brings_back_what_it_computed(self, method: str) -> None:
@@ -281,7 +291,8 @@ def test_private_clients(name: str, labels: list[int]) -> None:
 def test_the_server_learns_images() -> None:
     states = []
     for device in (ELSEWHERE, CPU):
-        algorithm = private.built("server", 0.01, device=device)
+        built: Any = private.built("server", 0.01)
+        algorithm = replace(built, context=replace(built.context, device=device))
         state = algorithm.init(private.MODEL.init(generator(0, "test")))
         data = private.examples(*[0, 1, 2] * 4)
         upload = algorithm.local(

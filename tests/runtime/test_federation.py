@@ -62,7 +62,7 @@ def test_three_rounds_are_counted() -> None:
         assert record.accuracy in (0.0, 0.5, 1.0)
 
 
-def test_a_run_can_go_on_from_any_round() -> None:
+def test_a_run_can_continue_from_any_round() -> None:
     whole = list(rounds())
     for done in (0, 1, 2):
         rest = list(rounds(start=whole[done][0]))
@@ -88,20 +88,20 @@ def test_a_refused_upload_names_its_client() -> None:
     assert engine.committed == []
 
 
-def test_a_round_goes_on_without_those_who_are_lost() -> None:
+def test_a_round_continues_without_dropouts() -> None:
     engine = Backwards(Summing(), DATA, lost=[{1}, {0, 3}])
     (_, first), (_, second), (_, third) = rounds(engine=engine, min_clients=2)
     assert [client.client for client in first.clients] == [0, 2, 3]
     assert first.dropouts == (Dropout(1, "the line is dead"),)
-    # Lost clients were sent the model all the same.
+    # Clients that dropped out had received the model.
     assert (first.floats_up, first.floats_down) == (3, CLIENTS)
     assert [dropout.client for dropout in second.dropouts] == [0, 3]
     assert third.dropouts == ()
-    # Nobody keeps in mind what did not arrive.
+    # Memories of dropouts are not committed.
     assert engine.committed == [0, 2, 3, 1, 2, 0, 1, 2, 3]
 
 
-def test_what_is_refused_is_lost_as_well() -> None:
+def test_a_refused_upload_counts_as_a_dropout() -> None:
     # A client sends a number of its own and twice its pixel: 0, 2, 4 or 6.
     number = float(torch.randn((), generator=torch.Generator().manual_seed(5)))
     _, record = next(rounds(Summing(refuse=5 + math.floor(number)), min_clients=1))
@@ -109,24 +109,24 @@ def test_what_is_refused_is_lost_as_well() -> None:
     assert record.dropouts == (Dropout(3, "the sum is too large"),)
 
 
-def test_too_few_are_tried_again() -> None:
+def test_a_round_with_too_few_clients_is_retried() -> None:
     engine = Backwards(Summing(), DATA, lost=[{0, 1, 2}, {0, 1, 2}, {1}])
     _, record = next(rounds(engine=engine, min_clients=3, retries=2))
     assert [dropout.client for dropout in record.dropouts] == [1]
     assert engine.committed == [0, 2, 3]
 
 
-def test_too_few_are_an_error_that_says_who_is_missing() -> None:
+def test_too_few_clients_are_an_error_that_names_the_dropouts() -> None:
     engine = Backwards(Summing(), DATA, lost=[{0, 1}, {2, 3}])
     says = (
         r"round 1: client 2: the line is dead; client 3: the line is dead "
-        r"\(2 of 4 clients are left, and min_clients is 3\)"
+        r"\(2 of 4 clients are left, but min_clients is 3\)"
     )
     with pytest.raises(LostClientsError, match=says):
         list(rounds(engine=engine, min_clients=3, retries=1))
 
 
-def test_a_round_that_is_tried_again_has_the_same_bits() -> None:
+def test_a_retried_round_has_the_same_bits() -> None:
     engine = Backwards(Summing(), DATA, lost=[{2}])
     (again, _), (once, _) = next(rounds(engine=engine, retries=1)), next(rounds())
     assert torch.equal(again.state["sum"]["value"], once.state["sum"]["value"])
@@ -139,15 +139,15 @@ def test_progress_reaches_the_end_of_both_stages() -> None:
     assert ("clients", 1.0) in stages
 
 
-def test_participation_samples_other_clients_every_round() -> None:
+def test_participation_samples_new_clients_every_round() -> None:
     cohorts = [[c.client for c in record.clients] for _, record in rounds(participation=0.5)]
     assert all(len(cohort) == 2 for cohort in cohorts)
-    for _, record in rounds(participation=0.5):  # who sits out receives nothing
+    for _, record in rounds(participation=0.5):  # the others receive nothing
         assert (record.floats_up, record.floats_down, record.bytes_down) == (2, 2, 8)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
 
 
-def test_sampling_is_even() -> None:
+def test_sampling_is_uniform() -> None:
     counts = Counter(
         client
         for round_ in range(2000)
@@ -159,11 +159,11 @@ def test_sampling_is_even() -> None:
     assert cohort_size(10, 0.3) == 3
 
 
-def test_in_order_waits_for_those_before() -> None:
+def test_in_order_waits_for_earlier_clients() -> None:
     replies = [Reply(client, {}, {}, 0.0) for client in (7, 2, 5)]
     assert [reply.client for reply in in_order(replies, [2, 5, 7])] == [2, 5, 7]
 
 
-def test_in_order_hands_on_what_it_can() -> None:
+def test_in_order_yields_as_soon_as_possible() -> None:
     ordered = in_order((Reply(client, {}, {}, 0.0) for client in (2, 7, 5)), [2, 5, 7])
     assert next(ordered).client == 2

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and resumed ends with the bits of one that was not."""
+"""A run that is killed anywhere and resumed is bit-identical to an uninterrupted one."""
 
 import os
 import random
@@ -26,12 +26,12 @@ from tiny import (
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals and process groups")
 
 ROUNDS = 6
-STEPS = 60  # of each client in each round: enough for a kill to come in between
+STEPS = 60  # per client and round: enough time to be killed in between
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the directory of a run that nothing interrupted."""
+    """Returns the directory of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     run_tiny(directory, rounds=ROUNDS, set=SETTINGS | {"synthesis.steps": STEPS})
     return directory
@@ -47,22 +47,22 @@ def round_seconds(whole: Path) -> float:
 
 @pytest.fixture
 def rng() -> random.Random:
-    """Returns a generator whose seed is shown if the test fails; set it to see that again."""
+    """Returns a generator; a failing test prints its seed, which reproduces the failure."""
     seed = int(os.environ.get("FEDDM_TEST_SEED", random.SystemRandom().randrange(10**9)))
     print(f"FEDDM_TEST_SEED={seed}")
     return random.Random(seed)
 
 
 def command(directory: Path, workers: int) -> list[object]:
-    """Returns what begins the run, or what goes on with it if it has begun."""
+    """Returns the arguments that start the run, or resume it if it has started."""
     if (directory / "config.toml").exists():
         return ["resume", directory, "--workers", workers, "--quiet"]
-    options = arguments(rounds=ROUNDS, workers=workers, synthesis_steps=STEPS)
+    options = arguments(rounds=ROUNDS, workers=workers, synthesis__steps=STEPS)
     return ["run", *options, "--out", directory, "--quiet"]
 
 
 def finish(directory: Path, workers: int) -> None:
-    """Goes on to the end."""
+    """Resumes the run until it ends."""
     with running(directory.parent, *command(directory, workers)) as process:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
@@ -76,19 +76,19 @@ def assert_same(directory: Path, whole: Path) -> None:
 
 
 def living(group: int) -> Iterator[int]:
-    """Yields the processes of a group that still run; Linux only."""
+    """Yields the running processes of a group; Linux only."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # pid (name) state parent group ...; the name may hold anything.
             state, _, member_of, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended just now
+            continue  # it has just ended
         if int(member_of) == group and state != "Z":
             yield int(folder.name)
 
 
 def kill(process: subprocess.Popen[str], workers: int) -> None:
-    """Kills a run, and sees that its workers end of themselves."""
+    """Kills a run, and checks that its workers end by themselves."""
     on_linux = sys.platform == "linux"
     if on_linux and workers > 1:
         assert len(list(living(process.pid))) == 1 + workers
@@ -115,7 +115,7 @@ def test_killed_in_mid_run(
     assert_same(directory, whole)
 
 
-def test_killed_as_soon_as_it_began(
+def test_killed_right_after_the_start(
     tmp_path: Path, whole: Path, round_seconds: float, rng: random.Random
 ) -> None:
     directory = tmp_path / "run"
@@ -133,7 +133,7 @@ def test_control_c_ends_the_workers_and_leaves_nothing_behind(tmp_path: Path) ->
     directory = tmp_path / "run"
     with running(tmp_path, *command(directory, workers=2)) as process:
         wait_for_rounds(process, directory, 1)
-        # What the workers share is theirs alone by now: not even SIGKILL leaves a copy.
+        # The shared files are already deleted: not even SIGKILL leaves a copy.
         assert not list(tmp_path.glob("feddm-*"))
         os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
         out, err = process.communicate(timeout=60)

@@ -47,7 +47,7 @@ class TestEveryNumberOfWorkers:
             # Its images sum to k (k + 1), the download adds 100, and noise some units.
             assert value == pytest.approx(client * (client + 1) + 100, abs=6)
 
-    def test_memory_counts_only_when_it_was_committed(self, workers: int) -> None:
+    def test_memory_is_kept_only_if_committed(self, workers: int) -> None:
         with InProcess(Summing(), DATA, SHARDS, workers) as engine:
             first = sums(engine)
             engine.commit([0, 3])
@@ -58,7 +58,7 @@ class TestEveryNumberOfWorkers:
             assert remembered[1] == remembered[2] == remembered[4] == 0
             assert sorted(engine.memories) == [0, 3]
 
-    def test_memories_can_be_handed_on(self, workers: int) -> None:
+    def test_memories_can_be_passed_on(self, workers: int) -> None:
         memories = {2: {"last": {"value": torch.tensor(50.0)}}}
         with InProcess(Summing(), DATA, SHARDS, workers, memories) as engine:
             replies = list(engine.run(tasks(), lambda client, done: None))
@@ -88,7 +88,7 @@ def test_bits_do_not_depend_on_the_number_of_workers() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_a_worker_that_dies_is_an_error_in_one_line() -> None:
+def test_a_dead_worker_is_a_one_line_error() -> None:
     with (
         InProcess(Summing(die=2), DATA, SHARDS, 2) as engine,
         pytest.raises(EngineError, match=r"exit code 3.*--workers"),
@@ -124,20 +124,20 @@ def test_client_ticks_arrive() -> None:
     assert seen == [(client, 0.5) for client in range(CLIENTS)]
 
 
-def test_worker_processes_are_known_by_their_numbers() -> None:
+def test_process_ids_of_the_workers() -> None:
     with InProcess(Summing(), DATA, SHARDS) as engine:
-        assert engine.pids == []  # all is done here
+        assert engine.pids == []  # this process does the work
     with InProcess(Summing(), DATA, SHARDS, 2) as engine:
         pids = engine.pids
         assert len(set(pids) - {os.getpid()}) == 2
         for pid in pids:
-            os.kill(pid, 0)  # it lives
+            os.kill(pid, 0)  # it is alive
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_no_room_for_shared_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_shared_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -156,7 +156,7 @@ def test_clients_work_on_one_thread() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_workers_take_no_modules_from_the_current_folder(
+def test_workers_import_nothing_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue of Python')")

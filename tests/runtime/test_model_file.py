@@ -60,7 +60,7 @@ def test_resnet_too(tmp_path: Path) -> None:
     assert load_model(saved(trained.to_bytes(), tmp_path)).model == model
 
 
-def test_the_same_model_is_the_same_bytes_every_time() -> None:
+def test_the_bytes_are_deterministic() -> None:
     assert len({TRAINED.to_bytes() for _ in range(20)}) == 1
 
 
@@ -73,7 +73,7 @@ def test_logits_are_those_of_normalized_pixels() -> None:
 
 
 def test_predict_names_the_class_of_the_largest_logit() -> None:
-    # Without weights in its last layer a model says what its biases say.
+    # With zero weights in the last layer, the logits are the biases.
     params = dict(TRAINED.params) | {
         "linear.weight": torch.zeros_like(TRAINED.params["linear.weight"]),
         "linear.bias": torch.tensor([0.1, 0.3, 0.2]),
@@ -83,7 +83,7 @@ def test_predict_names_the_class_of_the_largest_logit() -> None:
     assert says_bee.predict(PIXELS) == ["bee"] * 5
 
 
-def test_predict_sees_each_image_alone() -> None:
+def test_predict_treats_images_independently() -> None:
     alone = [TRAINED.predict(PIXELS[i : i + 1])[0] for i in range(len(PIXELS))]
     assert TRAINED.predict(PIXELS) == alone
 
@@ -108,16 +108,16 @@ class TestRefused:
         assert "cannot be read" in self.refuse(saved(content, tmp_path))
 
     @pytest.mark.parametrize("cut", [4, 60, -1])
-    def test_cut_off(self, tmp_path: Path, cut: int) -> None:
+    def test_truncated(self, tmp_path: Path, cut: int) -> None:
         assert "cannot be read" in self.refuse(saved(TRAINED.to_bytes()[:cut], tmp_path))
 
-    def test_tensors_of_somebody_else(self, tmp_path: Path) -> None:
+    def test_foreign_tensors(self, tmp_path: Path) -> None:
         plain = safetensors.torch.save(dict(TRAINED.params))
-        assert "is not a model of feddm" in self.refuse(saved(plain, tmp_path))
+        assert "is not a feddm model" in self.refuse(saved(plain, tmp_path))
 
-    def test_a_model_is_no_synthetic_set(self, tmp_path: Path) -> None:
+    def test_a_model_is_not_a_synthetic_set(self, tmp_path: Path) -> None:
         path = saved(TRAINED.to_bytes(), tmp_path)
-        with pytest.raises(DataError, match="is not a synthetic set of feddm"):
+        with pytest.raises(DataError, match="is not a feddm synthetic set"):
             load_synthetic(path)
 
     def test_a_parameter_is_missing(self, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ class TestRefused:
         tensors["linear.bias"] = torch.zeros(4)
         self.refuse(saved(safetensors.torch.save(tensors, metadata), tmp_path))
 
-    def test_a_part_of_its_description_is_missing(self, tmp_path: Path) -> None:
+    def test_an_incomplete_description(self, tmp_path: Path) -> None:
         tensors, metadata = opened(saved(TRAINED.to_bytes(), tmp_path))
         about = json.loads(metadata["feddm"])
         for key in about:

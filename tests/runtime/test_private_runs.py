@@ -1,4 +1,4 @@
-"""Whole runs under a budget: interrupted, repeated, and stopped before they spend too much."""
+"""Whole runs with a budget: interrupted, repeated, and stopped before they overspend."""
 
 import hashlib
 import io
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from feddm.cli import app
 from feddm.cli.display import TextDisplay
-from feddm.config.privacy_rules import unused
-from feddm.config.schema import resolve
+from feddm.config.resolve import flat, resolve
+from feddm.config.schema import PrivacySettings
 from feddm.core.metrics import evaluate
 from feddm.errors import BudgetError, ConfigError, LedgerError, RunDirectoryError
 from feddm.privacy import vault
@@ -28,7 +28,7 @@ from feddm.runtime.federation import RoundRecord
 from feddm.runtime.run import Observer, RunResult, resume
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 
-GIVEN = 20.0  # a noise multiplier with which a round costs little
+GIVEN = 20.0  # a noise multiplier that makes a round cheap
 FEW = SETTINGS | {"data.validation": 0.9}  # training on a tenth of the examples
 KINDS: dict[str, dict[str, Any]] = {
     "features": {"epsilon": 4.0, "set": {"privacy.learn": "client"}},
@@ -52,18 +52,21 @@ def private_run(
     ``Path()`` is where ledgers are if nobody says where.
     """
     options = KINDS[kind] | more
-    # Noise on features hides small classes at random, and a round without any is an error.
+    # Noise on features hides small classes at random; a round without classes is an error.
     settings = (SETTINGS if mechanism(kind) == "features" else FEW) | {
         "privacy.ledger": "" if folder == Path() else str(folder),
         "privacy.steps": 2,
         "privacy.sample_rate": 1.0,
-        "synthesis.images_per_class": 1,
+        "images_per_class": 1,
     }
     for given in (KINDS[kind].get("set", {}), more.get("set", {})):
         settings |= given
-    idle = unused(options.get("algorithm", "feddm"), mechanism(kind))
-    used = {key: value for key, value in settings.items() if key not in idle}
-    return run_tiny(out, **options | {"set": used})
+    return run_tiny(out, **options | {"set": settings})
+
+
+def privacy_of(run: RunResult) -> PrivacySettings:
+    assert run.config.privacy is not None
+    return run.config.privacy
 
 
 REAL_SECRET, REAL_NONCE = vault._secret, Secret.nonce
@@ -75,7 +78,7 @@ def known_secret(path: Path) -> Secret:
 
 @pytest.fixture(scope="module", autouse=True)
 def secrets_that_we_know() -> Iterator[None]:
-    """Gives every client a secret by its name, so that bits can be compared."""
+    """Derives each client's secret from its name, so that bits can be compared."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vault, "_secret", known_secret)
         patch.setattr(Secret, "nonce", lambda self: bytes(32))
@@ -89,7 +92,7 @@ def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def same_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives all runs one name: it decides the noise, and here bits are compared."""
+    """Gives all runs one name, because the name changes the noise and bits are compared."""
     monkeypatch.setattr("feddm.runtime.run.uuid.uuid4", lambda: uuid.UUID(int=1))
 
 
@@ -98,7 +101,7 @@ class Stops(Exception):
 
 
 def dies_in_round(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends a run when all uploads of a round are there, and nothing of it is written down."""
+    """Ends a run when all uploads of a round have arrived and nothing of it is saved."""
     calls: list[int] = []
 
     def dying(*arguments: Any) -> Any:
@@ -117,7 +120,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def whole(kind: str, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    """Returns a run that nothing interrupted."""
+    """Returns an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         same_name(patch)
@@ -128,10 +131,10 @@ def test_epsilon_grows_up_to_the_budget(whole: RunResult) -> None:
     assert whole.directory is not None
     first, last = (line["epsilon"] for line in timeless_results(whole.directory))
     assert 0 < first < last <= 4 * (1 + 1e-6)
-    assert last > 3.99  # the noise is not more than the budget asks for
+    assert last > 3.99  # no more noise than the budget requires
 
 
-def test_what_left_is_sent_again(
+def test_a_released_upload_is_sent_again(
     kind: str, whole: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same_name(monkeypatch)
@@ -142,7 +145,7 @@ def test_what_left_is_sent_again(
     paid = ledgers(tmp_path / "b")
     assert [len(lines) for lines in paid] == [2] * CLIENTS  # all of round 2 has left
     with monkeypatch.context() as patch:
-        # What left is sent again, and nobody looks at examples a second time.
+        # It is sent again without a second look at the examples.
         patch.setattr("feddm.privacy.release.gaussian", None)
         resumed = resume(tmp_path / "run", workers=1)
     assert ledgers(tmp_path / "b") == paid
@@ -159,10 +162,10 @@ def assert_same(resumed: RunResult, whole: RunResult) -> None:
         assert not one.exists() or one.read_bytes() == other.read_bytes()
 
 
-def test_a_run_that_is_resumed_between_rounds_has_the_same_bits(
+def test_resuming_between_rounds_gives_the_same_bits(
     kind: str, whole: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # State and memories come from files now, in which names have another order.
+    # State and memories now come from files, which order names differently.
     same_name(monkeypatch)
     with pytest.raises(Stops):
         private_run(tmp_path / "b", kind, tmp_path / "run", observer=AfterOne())
@@ -191,7 +194,7 @@ def test_samples_are_the_same_after_an_interruption(
     assert_same(resumed, whole)
 
 
-def test_what_is_no_longer_stored_is_made_and_paid_for_anew(
+def test_an_upload_that_is_not_stored_is_made_and_paid_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Secret, "nonce", REAL_NONCE)
@@ -204,7 +207,7 @@ def test_what_is_no_longer_stored_is_made_and_paid_for_anew(
     for file in (tmp_path / "b").rglob("sent.safetensors"):
         file.unlink()
     resumed = resume(tmp_path / "run", workers=1)
-    # Two rounds, of which the second was released twice.
+    # Two rounds, the second released twice.
     assert [len(lines) for lines in ledgers(tmp_path / "b")] == [3] * CLIENTS
     assert all(
         len(after - old) == 1 for after, old in zip(hashes(tmp_path / "b"), before, strict=True)
@@ -213,7 +216,7 @@ def test_what_is_no_longer_stored_is_made_and_paid_for_anew(
 
 
 def hashes(folder: Path) -> list[set[str]]:
-    """Returns the hashes of what each client has uploaded."""
+    """Returns the hashes of each client's uploads."""
     files = sorted(folder.rglob("uploads.jsonl"), key=lambda file: file.parent.name)
     return [
         {json.loads(line)["sha256"] for line in file.read_text().splitlines()} for file in files
@@ -221,7 +224,7 @@ def hashes(folder: Path) -> list[set[str]]:
 
 
 class TestTheLedgerOfARun:
-    """A run goes on with the ledger that it began with, or not at all."""
+    """A run continues only with the ledger that it began with."""
 
     @pytest.fixture
     def stopped(self, tmp_path: Path) -> Path:
@@ -242,7 +245,7 @@ class TestTheLedgerOfARun:
         (stopped / "ledger").rename(stopped / "moved")
         place = stopped / "ledger/digits"
         assert self.refused(stopped) == (
-            f"the ledger {place} is missing; put back what the run began with, which was in "
+            f"the ledger {place} is missing; restore the original, which was in "
             f"{place}, or start a new run"
         )
         assert not (stopped / "ledger").exists()
@@ -252,27 +255,27 @@ class TestTheLedgerOfARun:
     def test_another(self, stopped: Path) -> None:
         (stopped / "ledger").rename(stopped / "moved")
         private_run(stopped / "ledger", "server", rounds=1)
-        assert "is another one; put back" in self.refused(stopped)
+        assert "is not the one that the run began with; restore" in self.refused(stopped)
 
     def test_without_its_clients(self, stopped: Path) -> None:
         for client in (stopped / "ledger").rglob("client_000001"):
             client.rename(stopped / "elsewhere")
         assert "the upload of client 1 in round 1" in self.refused(stopped)
 
-    def test_shortened(self, stopped: Path) -> None:
+    def test_truncated(self, stopped: Path) -> None:
         for file in (stopped / "ledger").rglob("ledger.jsonl"):
             file.write_text("")
         assert "has lost lines" in self.refused(stopped)
 
-    def test_elsewhere_if_it_is_the_same(
+    def test_the_same_ledger_in_another_folder(
         self, stopped: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The folder of all ledgers may be another one after a move of the home folder.
-        monkeypatch.setattr("feddm.runtime.protection.ledger_root", lambda: stopped / "one")
+        # The ledger folder changes if the home folder moves.
+        monkeypatch.setattr("feddm.runtime.private_setup.ledger_root", lambda: stopped / "one")
         with pytest.raises(Stops):
             private_run(Path(), "server", stopped / "other", observer=AfterOne())
         (stopped / "one").rename(stopped / "two")
-        monkeypatch.setattr("feddm.runtime.protection.ledger_root", lambda: stopped / "two")
+        monkeypatch.setattr("feddm.runtime.private_setup.ledger_root", lambda: stopped / "two")
         assert len(resume(stopped / "other", workers=1).records) == 2
 
 
@@ -283,7 +286,7 @@ class AfterOne(Observer):
         raise Stops
 
 
-class TestALedgerOfItsOwn:
+class TestOwnLedger:
     def test_is_not_in_the_run_directory(self, tmp_path: Path) -> None:
         with pytest.raises(Stops):
             private_run(Path("new"), "server", tmp_path / "run", observer=AfterOne())
@@ -296,34 +299,34 @@ class TestALedgerOfItsOwn:
         assert [len(lines) for lines in ledgers(own)] == [2] * CLIENTS
 
     def test_is_new_for_every_run(self, tmp_path: Path) -> None:
-        # Also without a run directory.
+        # Even without a run directory.
         spent = [private_run(Path("new"), rounds=1).records[-1].epsilon for _ in range(2)]
         assert spent == pytest.approx([4.0, 4.0], rel=1e-4)
 
 
-class TestAPolicy:
-    """No setting of a run leads around what the client's machine says."""
+class TestPolicy:
+    """No setting of a run bypasses the policy of the client's machine."""
 
     LIMITS = ("epsilon = 2", "noise_multiplier = 1e-3")
 
     @pytest.fixture
     def policy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("FEDDM_POLICY", str(tmp_path / "policy.toml"))
-        monkeypatch.setattr("feddm.runtime.protection.ledger_root", lambda: tmp_path / "common")
+        monkeypatch.setattr(
+            "feddm.runtime.private_setup.ledger_root", lambda: tmp_path / "common"
+        )
         return tmp_path / "policy.toml"
 
     @pytest.mark.parametrize("algorithm", ["feddm", "fedavg", "real"])
     @pytest.mark.parametrize("limit", LIMITS)
-    def test_refuses_what_is_not_protected(
-        self, policy: Path, algorithm: str, limit: str
-    ) -> None:
+    def test_refuses_unprotected_runs(self, policy: Path, algorithm: str, limit: str) -> None:
         policy.write_text(limit)
         with pytest.raises(BudgetError, match=r"policy\.toml"):
             run_tiny(algorithm=algorithm, rounds=1, set=FEW)
         policy.write_text(f'mechanisms = ["none"]\n[datasets.mnist]\n{limit}')
         run_tiny(algorithm=algorithm, rounds=1, set=FEW)
         policy.write_text('mechanisms = ["features"]')
-        with pytest.raises(BudgetError, match="alone, not in none"):
+        with pytest.raises(BudgetError, match="does not allow the mechanism none"):
             run_tiny(algorithm=algorithm, rounds=1, set=FEW)
 
     @pytest.mark.parametrize("limit", LIMITS)
@@ -331,11 +334,11 @@ class TestAPolicy:
         "settings",
         [
             {"privacy.test_secret": "known"},
-            {"privacy.mechanism": "paper", "privacy.epsilon": 0.0},
+            {"privacy.mechanism": "paper"},
         ],
         ids=["fixed secret", "paper"],
     )
-    def test_refuses_what_only_looks_protected(
+    def test_refuses_runs_that_only_look_protected(
         self, policy: Path, settings: dict[str, Any], limit: str
     ) -> None:
         policy.write_text(limit)
@@ -345,14 +348,14 @@ class TestAPolicy:
         assert not ledgers(policy.parent)
 
     @pytest.mark.parametrize("ledger", ["elsewhere", "new"])
-    def test_refuses_to_lose_count(self, policy: Path, ledger: str, tmp_path: Path) -> None:
+    def test_refuses_a_separate_ledger(self, policy: Path, ledger: str, tmp_path: Path) -> None:
         policy.write_text("epsilon = 2")
         folder = Path(ledger) if ledger == "new" else tmp_path / ledger
         with pytest.raises(
             BudgetError, match=r"privacy\.ledger must be left out: .*policy\.toml"
         ):
             private_run(folder, rounds=1, epsilon=1.0)
-        # Where nothing is counted, nothing can be lost; what can be checked is.
+        # Without an epsilon limit a separate ledger is fine; the other limits still apply.
         policy.write_text("noise_multiplier = 1e3")
         with pytest.raises(BudgetError, match="at least 1000"):
             private_run(folder, rounds=1, epsilon=1.0)
@@ -370,7 +373,7 @@ class TestAPolicy:
         with pytest.raises(BudgetError, match=r"policy\.toml"):
             private_run(Path(), seed=2, **given)
 
-    def test_binds_a_run_that_is_resumed(self, policy: Path, tmp_path: Path) -> None:
+    def test_applies_to_a_resumed_run(self, policy: Path, tmp_path: Path) -> None:
         policy.write_text("")
         with pytest.raises(Stops):
             private_run(Path(), "server", tmp_path / "run", observer=AfterOne())
@@ -379,8 +382,8 @@ class TestAPolicy:
             resume(tmp_path / "run", workers=1)
 
 
-def test_a_run_directory_does_not_know_the_data(tmp_path: Path) -> None:
-    # Whoever has it could otherwise try what the data are.
+def test_a_run_directory_does_not_reveal_the_data(tmp_path: Path) -> None:
+    # Otherwise its reader could guess the data and check.
     known = []
     for name in ("a", "b"):
         private_run(tmp_path / name, "server", tmp_path / f"run {name}", rounds=1)
@@ -392,7 +395,7 @@ def test_a_run_directory_does_not_know_the_data(tmp_path: Path) -> None:
     assert not {"ledger", "ledger_id"} & set(plain)
 
 
-def test_epsilon_is_also_of_clients_that_took_part_before(tmp_path: Path) -> None:
+def test_epsilon_includes_clients_of_earlier_runs(tmp_path: Path) -> None:
     # One client of three takes part; in the first run client 2 twice, in the second client 0.
     given: dict[str, Any] = {
         "participation": 0.34,
@@ -436,7 +439,7 @@ def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Noise of the paper, sigma 5: no guarantee" in text
     assert "Privacy: no guarantee." in text
-    # 2 ln(1e5) / 25, which is named once and as what it is.
+    # 2 ln(1e5) / 25, stated once and labelled as nominal.
     assert text.count("epsilon 0.921") == 1
     assert "nominal" in text
     assert [record.epsilon for record in result.records] == [math.inf] * 2
@@ -451,7 +454,7 @@ def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool
     )
 
 
-def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
+def test_clients_report_only_epsilon(tmp_path: Path) -> None:
     private_run(tmp_path / "ledger", out=tmp_path / "run")
     for line in (tmp_path / "run/results.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -465,10 +468,10 @@ def test_only_epsilon_is_told_of_clients(tmp_path: Path) -> None:
     ("name", "seed", "rounds"),
     [("server", 0, 5), ("features", 1, 1), ("fedavg", 0, 1)],
 )
-def test_two_runs_cost_what_one_of_all_rounds_costs(
+def test_two_runs_cost_as_much_as_one_with_all_rounds(
     name: str, seed: int, rounds: int, tmp_path: Path
 ) -> None:
-    # With another seed the data are split in another way; an example pays for both runs.
+    # Another seed splits the data differently; an example pays for both runs.
     given: dict[str, Any] = {
         "epsilon": None,
         "privacy": "features" if name in ("features", "server") else "gradients",
@@ -486,7 +489,7 @@ def mechanism(name: str) -> str:
     return "features" if name in ("features", "server") else "gradients"
 
 
-def test_samples_make_it_cheaper(tmp_path: Path) -> None:
+def test_sampling_is_cheaper(tmp_path: Path) -> None:
     result = private_run(
         tmp_path,
         "fedavg",
@@ -501,9 +504,9 @@ def test_samples_make_it_cheaper(tmp_path: Path) -> None:
 
 
 def test_a_run_stops_before_the_round_that_would_exceed_the_budget(tmp_path: Path) -> None:
-    # Two networks a round: enough for two rounds, not for a third.
+    # Two networks per round: enough for two rounds, not for three.
     budget = epsilon([Released(5, GIVEN)], 1e-5)
-    with pytest.raises(BudgetError, match="a client would have spent"):
+    with pytest.raises(BudgetError, match="the client would have spent"):
         private_run(
             tmp_path / "ledger",
             out=tmp_path / "run",
@@ -518,19 +521,19 @@ def test_a_run_stops_before_the_round_that_would_exceed_the_budget(tmp_path: Pat
     assert [len(lines) for lines in ledgers(tmp_path / "ledger")] == [2] * CLIENTS
 
 
-def test_a_later_run_has_what_is_left(tmp_path: Path) -> None:
+def test_a_later_run_has_the_remaining_budget(tmp_path: Path) -> None:
     first = private_run(tmp_path, rounds=1, epsilon=2.0)
-    with pytest.raises(BudgetError, match=r"epsilon may be 2 .*, and 2 is spent"):
+    with pytest.raises(BudgetError, match=r"the budget is epsilon 2 .*, and 2 is spent"):
         private_run(tmp_path, rounds=1, epsilon=2.0)
     second = private_run(tmp_path, rounds=1, epsilon=4.0)
     assert second.records[-1].epsilon == pytest.approx(4.0, rel=1e-4)
-    # It has less noise than after a run with no other before it: 2 + 2 is less than 4.
+    # It has less noise than the first run, because two runs of epsilon 2 cost less than 4.
     alone = private_run(tmp_path / "fresh", rounds=1, epsilon=2.0)
-    noise = [r.config.privacy.noise_multiplier for r in (first, second, alone)]
+    noise = [privacy_of(run).noise_multiplier for run in (first, second, alone)]
     assert noise[0] == noise[2] > noise[1]
 
 
-def test_epsilon_is_the_most_of_any_client_whoever_takes_part(tmp_path: Path) -> None:
+def test_epsilon_is_the_largest_of_any_client_participating_or_not(tmp_path: Path) -> None:
     result = private_run(
         tmp_path / "ledger",
         "server",
@@ -553,7 +556,7 @@ def test_epsilon_is_the_most_of_any_client_whoever_takes_part(tmp_path: Path) ->
     assert [record.epsilon for record in result.records] == pytest.approx(most)
 
 
-def test_fixed_secrets_are_told(tmp_path: Path) -> None:
+def test_fixed_secrets_are_announced(tmp_path: Path) -> None:
     class Listener(Observer):
         def __init__(self) -> None:
             self.notices: list[str] = []
@@ -575,13 +578,13 @@ def test_fixed_secrets_are_told(tmp_path: Path) -> None:
         assert told_of_clients == [result.records[-1].epsilon] * CLIENTS
     uploads = next((tmp_path / "ledgertest").rglob("uploads.jsonl")).read_text()
     assert json.loads(uploads)["epsilon"] is None
-    # Whoever comes later cannot take it for protected.
-    with pytest.raises(BudgetError, match="without protection"):
+    # A later run must not count it as protected.
+    with pytest.raises(BudgetError, match="an earlier release was not protected"):
         private_run(tmp_path / "ledgertest", rounds=1, epsilon=100.0)
 
 
-def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The same seed, which decides nothing of the noise.
+def test_runs_have_different_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The same seed, which does not affect the noise.
     monkeypatch.setattr(vault, "_secret", REAL_SECRET)
     first, second = (private_run(tmp_path / name, "server", rounds=1) for name in ("a", "b"))
     assert first.synthetic is not None and second.synthetic is not None
@@ -596,7 +599,7 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"algorithm": "real", "privacy.epsilon": 1.0}, "real sends real images"),
         (
             {"algorithm": "fedavg", "privacy.mechanism": "features", "privacy.epsilon": 1.0},
-            "features is for feddm, other algorithms take gradients",
+            "--privacy features is for feddm; other algorithms take gradients",
         ),
         (
             {
@@ -604,24 +607,30 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
                 "privacy.mechanism": "paper",
                 "privacy.noise_multiplier": 1.0,
             },
-            "paper is for feddm, other algorithms take gradients",
+            "--privacy paper is for feddm; other algorithms take gradients",
         ),
         ({"privacy.mechanism": "features"}, "needs a budget or the noise"),
         ({"privacy.mechanism": "gradients"}, "needs a budget or the noise"),
         ({"privacy.mechanism": "paper", "privacy.epsilon": 1.0}, "paper gives no guarantee"),
-        ({"privacy.epsilon": 1.0, "synthesis.start": "real"}, "start must be noise"),
+        (
+            {"privacy.epsilon": 1.0, "synthesis.start": "real"},
+            r"synthesis\.start cannot be set here: under a guarantee, images start as noise",
+        ),
         (
             {
                 "privacy.mechanism": "gradients",
                 "privacy.epsilon": 1.0,
                 "synthesis.start": "real",
             },
-            "start must be noise with --privacy gradients",
+            r"synthesis\.start cannot be set here: under a guarantee, images start as noise",
         ),
-        ({"privacy.epsilon": 1.0, "synthesis.networks": "fresh"}, "every network is a release"),
+        (
+            {"privacy.epsilon": 1.0, "synthesis.networks": "fresh"},
+            r"synthesis\.networks must be a whole number of at least 1, got 'fresh'",
+        ),
         (
             {"privacy.epsilon": 1.0, "synthesis.distance": "relative"},
-            "would divide by what is noisy",
+            r"synthesis\.distance cannot be set here: under a guarantee, distances are squared",
         ),
         (
             {
@@ -629,11 +638,11 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
                 "privacy.epsilon": 1.0,
                 "synthesis.augment": True,
             },
-            r"synthesis\.augment must be off with --privacy gradients, got on",
+            r"synthesis\.augment cannot be set here: gradients are those of the images as they",
         ),
         (
             {"algorithm": "fedavg", "privacy.epsilon": 1.0, "local.augment": True},
-            r"local\.augment must be off",
+            r"local\.augment cannot be set here: the change of one image would depend on the",
         ),
         ({"privacy.epsilon": -1.0}, r"privacy\.epsilon must be"),
         ({"privacy.epsilon": 1.0, "privacy.delta": 1.0}, r"privacy\.delta must be"),
@@ -648,7 +657,9 @@ def test_runs_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"privacy.epsilon": 1.0, "model.norm": "batch"}, "void class means and privacy"),
     ],
 )
-def test_what_a_guarantee_excludes_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_without_a_guarantee_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(settings=settings)
     assert "\n" not in str(caught.value)
@@ -663,12 +674,12 @@ def test_what_a_guarantee_excludes_is_refused(settings: dict[str, Any], message:
         ({"epsilon": 1.0, "privacy": "gradients"}, "gradients"),
     ],
 )
-def test_a_budget_asks_for_the_usual_mechanism(options: dict[str, Any], expected: str) -> None:
+def test_a_budget_selects_the_default_mechanism(options: dict[str, Any], expected: str) -> None:
     config = resolve(options=options)
-    assert config.privacy.mechanism == expected
-    if expected != "none":
-        assert config.synthesis.start == "noise"
-    # Written down and read again it is the same run.
+    assert config.mechanism == expected
+    # Under a guarantee no images start from real ones.
+    assert ("algorithm.synthesis.start" in flat(config.model_dump())) == (expected == "none")
+    # Saving and loading it gives the same run.
     again = resolve(config.model_dump())
     assert again == config
 
@@ -676,7 +687,7 @@ def test_a_budget_asks_for_the_usual_mechanism(options: dict[str, Any], expected
 @pytest.mark.parametrize("preset", ["paper", "quick"])
 def test_every_preset_takes_a_budget(preset: str) -> None:
     config = resolve(preset=preset, options={"epsilon": 4.0})
-    assert config.privacy.guaranteed
+    assert config.guaranteed
 
 
 def test_a_ledger_is_the_same_from_every_folder(
@@ -684,12 +695,12 @@ def test_a_ledger_is_the_same_from_every_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = private_run(Path("ledgers"), "server", tmp_path / "run", rounds=1)
-    assert Path(result.config.privacy.ledger) == tmp_path / "ledgers"
+    assert Path(privacy_of(result).ledger) == tmp_path / "ledgers"
     assert f'"{tmp_path}/ledgers"' in (tmp_path / "run" / "config.toml").read_text()
 
 
-class TestDataThatAreNotThoseOfTheRun:
-    """The directory of a private run has no digest of its data that others can compute."""
+class TestOtherData:
+    """Nobody else can compute the digest of the data in a private run directory."""
 
     def interrupted(self, folder: Path) -> Path:
         class AfterOne(Observer):
@@ -700,9 +711,7 @@ class TestDataThatAreNotThoseOfTheRun:
             private_run(folder / "ledger", "server", folder / "run", observer=AfterOne())
         return folder / "run"
 
-    def test_the_digest_of_the_same_data_is_another_with_another_ledger(
-        self, tmp_path: Path
-    ) -> None:
+    def test_the_digest_depends_on_the_ledger(self, tmp_path: Path) -> None:
         digests = {
             json.loads((self.interrupted(tmp_path / name) / "environment.json").read_text())[
                 "data"
@@ -716,7 +725,7 @@ class TestDataThatAreNotThoseOfTheRun:
         config = directory / "config.toml"
         text = config.read_text()
         config.write_text(text.replace("alpha = 0.5", "alpha = 0.75"))
-        with pytest.raises(RunDirectoryError, match="not those that the run began with"):
+        with pytest.raises(RunDirectoryError, match="have changed since the run began"):
             resume(directory, workers=1)
         config.write_text(text)
         assert len(resume(directory, workers=1).records) == 2

@@ -80,7 +80,7 @@ def test_a_line_has_the_names_and_numbers_of_the_record() -> None:
 
 
 @given(round_records)
-def test_line_and_back(record: RoundRecord) -> None:
+def test_round_trip(record: RoundRecord) -> None:
     line = to_line(record)
     assert len(line.splitlines()) == 1
     assert from_line(line) == record
@@ -88,7 +88,7 @@ def test_line_and_back(record: RoundRecord) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_null_in_json_and_nan_again(value: float) -> None:
+def test_non_finite_numbers_are_null_in_json_and_nan_again(value: float) -> None:
     client = replace(CLIENT, seconds=value, metrics={"images": 10, "last_loss": value})
     line = to_line(replace(RECORD, loss=value, clients=(client,)))
     fields = json.loads(line, parse_constant=pytest.fail)
@@ -130,6 +130,6 @@ def without(key: str) -> dict[str, Any]:
         json.dumps(json.loads(to_line(RECORD)) | {"surprise": 1}),
     ],
 )
-def test_another_line_is_refused(line: str) -> None:
+def test_invalid_lines_are_refused(line: str) -> None:
     with pytest.raises(ValueError):
         from_line(line)

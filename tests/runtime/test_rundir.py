@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddm.config.schema import resolve
+from feddm.algorithms.feddm import FedDMSettings
+from feddm.config.resolve import resolve
 from feddm.core.tensors import Records
 from feddm.errors import ConfigError, RunDirectoryError
 from feddm.runtime.federation import ClientRecord, Federation, RoundRecord
@@ -57,7 +58,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def refused(path: Path) -> str:
-    """Returns why no run directory is made here."""
+    """Returns the error of creating a run directory here."""
     with pytest.raises(RunDirectoryError) as raised:
         RunDirectory.create(path, CONFIG, ENVIRONMENT)
     assert "\n" not in str(raised.value)
@@ -65,14 +66,14 @@ def refused(path: Path) -> str:
 
 
 class TestCreate:
-    def test_it_holds_configuration_and_environment(self, run: RunDirectory) -> None:
+    def test_it_has_configuration_and_environment(self, run: RunDirectory) -> None:
         assert run.config() == CONFIG
         assert run.environment() == ENVIRONMENT
         assert run.records() == []
         names = {path.name for path in run.path.iterdir()} - {".lock"}
         assert names == {"config.toml", "environment.json"}
 
-    def test_parents_are_made_and_an_empty_folder_is_taken(self, tmp_path: Path) -> None:
+    def test_parents_are_created_and_an_empty_folder_is_used(self, tmp_path: Path) -> None:
         path = tmp_path / "a" / "b"
         path.mkdir(parents=True)
         assert RunDirectory.create(path, CONFIG, ENVIRONMENT).config() == CONFIG
@@ -94,7 +95,7 @@ class TestCreate:
         assert message == f"{tmp_path} exists and is not empty; choose another with --out"
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
-    def test_of_two_that_begin_at_once_one_has_it(
+    def test_of_two_simultaneous_starts_one_wins(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "run"
@@ -112,14 +113,14 @@ class TestCreate:
         assert RunDirectory.create(path, CONFIG, ENVIRONMENT).config() == CONFIG
         assert len(refusals) == 1
 
-    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+    def test_a_file_is_not_a_folder(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.write_text("content")
         assert str(file) in refused(file)
         assert str(file) in refused(file / "run")
         assert file.read_text() == "content"
 
-    def test_a_parent_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_a_read_only_parent(self, tmp_path: Path) -> None:
         parent = tmp_path / "locked"
         parent.mkdir(mode=0o500)
         if os.access(parent, os.W_OK):
@@ -134,15 +135,18 @@ class TestOpen:
         """Whatever the preset of the run says about it today."""
         config = resolve(preset="quick", options={"dataset": "mnist"})
         run = RunDirectory.create(tmp_path / "run", config, ENVIRONMENT)
-        assert config.synthesis.real_batch == 128
+        assert isinstance(config.algorithm, FedDMSettings)
+        assert config.algorithm.synthesis.real_batch == 128
         file = run.path / "config.toml"
         lines = file.read_text().splitlines(keepends=True)
         file.write_text("".join(line for line in lines if not line.startswith("real_batch")))
         assert len(file.read_text().splitlines()) == len(lines) - 1
         before = RunDirectory.open(run.path).config()
-        assert before.synthesis.real_batch == 256  # the paper's
-        off = config.synthesis.model_copy(update={"real_batch": 256})
-        assert before == config.model_copy(update={"synthesis": off})
+        assert isinstance(before.algorithm, FedDMSettings)
+        assert before.algorithm.synthesis.real_batch == 256  # the paper's
+        off = config.algorithm.synthesis.model_copy(update={"real_batch": 256})
+        algorithm = config.algorithm.model_copy(update={"synthesis": off})
+        assert before == config.model_copy(update={"algorithm": algorithm})
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError) as raised:
@@ -157,7 +161,7 @@ class TestOpen:
             (run.path / "environment.json").unlink()
         else:
             (run.path / "environment.json").write_text(content)
-        with pytest.raises(RunDirectoryError, match=r"environment\.json cannot be read"):
+        with pytest.raises(RunDirectoryError, match=r"cannot read .*environment\.json"):
             RunDirectory.open(run.path).environment()
 
 
@@ -174,7 +178,7 @@ class TestLock:
         with RunDirectory.open(run.path) as again:
             assert again.config() == CONFIG
 
-    def test_two_processes_and_death_lets_go(self, run: RunDirectory) -> None:
+    def test_two_processes_and_death_releases_the_lock(self, run: RunDirectory) -> None:
         code = (
             "import filelock, sys\n"
             "with filelock.FileLock(sys.argv[1]):\n"
@@ -200,7 +204,7 @@ class TestLock:
         with RunDirectory.open(run.path) as again:
             assert again.config() == CONFIG
 
-    def test_an_error_inside_lets_go(self, run: RunDirectory) -> None:
+    def test_an_error_releases_the_lock(self, run: RunDirectory) -> None:
         with pytest.raises(ZeroDivisionError), run:
             raise ZeroDivisionError
         with RunDirectory.open(run.path) as again:
@@ -208,7 +212,7 @@ class TestLock:
 
 
 class TestRounds:
-    def test_checkpoint_and_back(self, run: RunDirectory) -> None:
+    def test_checkpoint_round_trip(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), MEMORIES)
         found = RunDirectory.open(run.path).rewind()
         assert found is not None
@@ -226,7 +230,7 @@ class TestRounds:
         assert memories[11]["control"]["w"].tolist() == [-1.0]
         assert memories[11]["last:round"]["n"].tolist() == [4]
 
-    def test_clients_that_remember_nothing(self, run: RunDirectory) -> None:
+    def test_clients_without_memories(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         found = run.rewind()
         assert found is not None
@@ -247,17 +251,17 @@ class TestRounds:
         assert found is not None
         assert found[0].round == 3
 
-    def test_a_last_line_that_was_cut_off_is_left_out(self, run: RunDirectory) -> None:
+    def test_a_truncated_last_line_is_dropped(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         whole = to_line(record(2))
-        for cut in (1, 10, len(whole)):  # even one that lacks nothing but its end
+        for cut in (1, 10, len(whole)):  # even if only the line break is missing
             content = to_line(record(1)) + "\n" + whole[:cut]
             (run.path / "results.jsonl").write_text(content)
             assert run.records() == [record(1)]
         run.rewind()
         assert (run.path / "results.jsonl").read_text() == to_line(record(1)) + "\n"
 
-    def test_rewind_forgets_what_came_after_the_checkpoint(self, run: RunDirectory) -> None:
+    def test_rewind_deletes_records_after_the_checkpoint(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         with (run.path / "results.jsonl").open("a") as file:
             file.write(to_line(record(2)) + "\n" + to_line(record(3)) + "\n")
@@ -268,12 +272,12 @@ class TestRounds:
         assert run.records() == [record(1)]
         assert run.path.joinpath("results.jsonl").read_text().count("\n") == 1
 
-    def test_a_line_without_any_checkpoint_is_forgotten(self, run: RunDirectory) -> None:
+    def test_a_line_without_any_checkpoint_is_deleted(self, run: RunDirectory) -> None:
         (run.path / "results.jsonl").write_text(to_line(record(1)) + "\n")
         assert run.rewind() is None
         assert run.records() == []
 
-    def test_half_of_a_checkpoint_does_no_harm(self, run: RunDirectory) -> None:
+    def test_a_partial_checkpoint_is_ignored(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         part = run.path / "checkpoints" / "round_00000002.part"
         part.mkdir()
@@ -290,10 +294,10 @@ class TestRounds:
         assert found is not None
         assert found[0].state["params"]["conv/weight"][0, 0] == 2
 
-    def test_a_checkpoint_that_was_being_removed_does_no_harm(self, run: RunDirectory) -> None:
+    def test_a_half_removed_checkpoint_is_ignored(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         run.save_round(federation(2), record(2), {})
-        (run.path / "checkpoints" / "round_00000001").mkdir()  # its files are gone already
+        (run.path / "checkpoints" / "round_00000001").mkdir()  # its files are already gone
         found = run.rewind()
         assert found is not None
         assert found[0].round == 2
@@ -302,7 +306,7 @@ class TestRounds:
             "round_00000003"
         ]
 
-    def test_a_file_of_somebody_else_does_no_harm(self, run: RunDirectory) -> None:
+    def test_a_foreign_file_is_ignored(self, run: RunDirectory) -> None:
         run.save_round(federation(1), record(1), {})
         (run.path / "checkpoints" / ".DS_Store").write_bytes(b"left by a file manager")
         run.save_round(federation(2), record(2), {})
@@ -355,12 +359,12 @@ class TestDamage:
             run.config()
 
 
-class TestNoRoom:
-    """What was finished before a disk was full is there when it has room again."""
+class TestFullDisk:
+    """Rounds that were complete before the disk was full are intact."""
 
     @staticmethod
     def fill_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        """Lets so many files be written, and no more."""
+        """Lets this many files be written, and no more."""
         left = iter([True] * after)
 
         def fsync(descriptor: int) -> None:
@@ -380,8 +384,7 @@ class TestNoRoom:
             with pytest.raises(RunDirectoryError) as raised:
                 run.save_round(federation(2), record(2), MEMORIES)
         assert str(raised.value) == (
-            f"cannot use {run.path}: No space left on device; "
-            "what was finished before is intact"
+            f"cannot use {run.path}: No space left on device; all completed rounds are intact"
         )
         found = RunDirectory.open(run.path).rewind()
         assert found is not None
@@ -426,7 +429,7 @@ class TestNoRoom:
         assert not (tmp_path / "run" / "config.toml").exists()
 
 
-def test_a_file_is_written_whole_and_leaves_nothing_beside_it(run: RunDirectory) -> None:
+def test_a_file_is_written_atomically_and_leaves_no_temporary_file(run: RunDirectory) -> None:
     run.write("notes.json", json.dumps([1, 2]).encode())
     run.write("notes.json", json.dumps([3]).encode())
     assert json.loads((run.path / "notes.json").read_text()) == [3]

@@ -52,7 +52,7 @@ def test_a_set_without_weights_has_none_after_loading(tmp_path: Path) -> None:
     assert load_synthetic(str(saved(plain.to_bytes(), tmp_path))).examples.weight is None
 
 
-def test_the_same_set_is_the_same_bytes_every_time() -> None:
+def test_the_bytes_are_deterministic() -> None:
     assert len({SET.to_bytes() for _ in range(20)}) == 1
 
 
@@ -67,10 +67,10 @@ def test_views_are_saved_as_they_look(tmp_path: Path) -> None:
     assert back.examples.x[0, 0].tolist() == [[-2.0, IMAGES[0, 0, 1, 0]], [2.0, 0.0]]
 
 
-def test_pixels_are_clipped_to_what_can_be_shown() -> None:
+def test_pixels_are_clipped_to_uint8() -> None:
     pixels = SET.pixels()
     assert pixels.dtype == torch.uint8
-    # (x / 4 + 1 / 2) * 255: 0.4 is 153, -0.4 is 102, 1 is 191.25; 0 is 127.5, to the even side.
+    # (x / 4 + 1 / 2) * 255: 0.4 is 153, -0.4 is 102, 1 is 191.25; 0 is 127.5, rounded to even.
     assert pixels[0].flatten().tolist() == [0, 255, 153, 128]
     assert pixels[1].flatten().tolist() == [0, 255, 102, 191]
 
@@ -119,14 +119,14 @@ class TestRefused:
         assert "cannot be read" in self.refuse(saved(content, tmp_path))
 
     @pytest.mark.parametrize("cut", [4, 60, -1])
-    def test_cut_off(self, tmp_path: Path, cut: int) -> None:
+    def test_truncated(self, tmp_path: Path, cut: int) -> None:
         assert "cannot be read" in self.refuse(saved(SET.to_bytes()[:cut], tmp_path))
 
-    def test_tensors_of_somebody_else(self, tmp_path: Path) -> None:
+    def test_foreign_tensors(self, tmp_path: Path) -> None:
         plain = safetensors.torch.save({"images": IMAGES})
-        assert "is not a synthetic set of feddm" in self.refuse(saved(plain, tmp_path))
+        assert "is not a feddm synthetic set" in self.refuse(saved(plain, tmp_path))
         other = safetensors.torch.save({"images": IMAGES}, {"format": "pt"})
-        assert "is not a synthetic set of feddm" in self.refuse(saved(other, tmp_path))
+        assert "is not a feddm synthetic set" in self.refuse(saved(other, tmp_path))
 
     def test_a_tensor_is_missing(self, tmp_path: Path) -> None:
         tensors, metadata = opened(saved(SET.to_bytes(), tmp_path))
@@ -134,7 +134,7 @@ class TestRefused:
             rest = {other: tensor for other, tensor in tensors.items() if other != name}
             self.refuse(saved(safetensors.torch.save(rest, metadata), tmp_path))
 
-    def test_a_part_of_its_description_is_missing(self, tmp_path: Path) -> None:
+    def test_an_incomplete_description(self, tmp_path: Path) -> None:
         tensors, metadata = opened(saved(SET.to_bytes(), tmp_path))
         about = json.loads(metadata["feddm"])
         for key in set(about) - {"use"}:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from feddm.config.schema import Mechanism, PrivacyConfig
+from feddm.config.registry import find_mechanism
+from feddm.config.schema import PrivacySettings
 from feddm.runtime.federation import ClientRecord, RoundRecord
 from feddm.runtime.results import from_line, to_line
 from feddm.runtime.wording import introduction, label, nominal_epsilon, promised, summary
@@ -17,8 +18,8 @@ def record(epsilon: float | None, number: int = 1) -> RoundRecord:
     return RoundRecord(number, 0.5, 1.0, 10, 10, 40, 40, 0.0, 0.5, clients, epsilon=epsilon)
 
 
-def privacy(mechanism: Mechanism = "features", **more: Any) -> PrivacyConfig:
-    return PrivacyConfig(mechanism=mechanism, delta=1e-6, **more)
+def privacy(mechanism: str = "features", **more: Any) -> PrivacySettings:
+    return find_mechanism(mechanism)(delta=1e-6, **more)
 
 
 class TestPromised:
@@ -65,7 +66,7 @@ class TestPromised:
 
     @pytest.mark.parametrize("mechanism", ["features", "gradients", "paper"])
     @pytest.mark.parametrize("secret", ["", "x"])
-    def test_line_and_back(self, mechanism: Mechanism, secret: str) -> None:
+    def test_line_and_back(self, mechanism: str, secret: str) -> None:
         spent = math.inf if mechanism == "paper" or secret else 1.5
         found = promised(record(spent), spent, privacy(mechanism, test_secret=secret))
         back = from_line(to_line(found))
@@ -92,8 +93,7 @@ class TestWords:
 
     def test_the_papers_formula_by_hand(self) -> None:
         # sigma^2 = 2 log(1/delta) / epsilon, with delta e^-8 and sigma 2: epsilon 16 / 4.
-        config = PrivacyConfig(delta=math.exp(-8), noise_multiplier=2.0)
-        assert nominal_epsilon(config) == pytest.approx(4.0)
+        assert nominal_epsilon(2.0, delta=math.exp(-8)) == pytest.approx(4.0)
 
     def test_what_was_spent(self) -> None:
         found = promised(record(1.5), 1.5, privacy(unit="group"))

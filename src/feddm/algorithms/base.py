@@ -1,4 +1,4 @@
-"""What an algorithm is: five functions around a state.
+"""What an algorithm is: settings, and five functions around a state.
 
     state = init(params)
     every round:
@@ -7,24 +7,29 @@
         upload = parse(result.upload, download)          on the server, before anything else
         state = aggregate(state, uploads, ...)           on the server
 
-An algorithm is a frozen dataclass of its settings. All that changes is in the state, which the
-server keeps, and in the memory, which each client keeps and which never crosses the network.
+An algorithm is one file: it declares its settings (`AlgorithmSettings`), and the class that
+uses them (`ConfiguredAlgorithm`). An entry point of the group ``feddm.algorithms`` names the
+class. All that changes is in the state, which the server keeps, and in the memory, which each
+client keeps and which never crosses the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
+from feddm.algorithms.costs import ClassTable, UploadSize, Work
+from feddm.config.schema import AlgorithmSettings, GuaranteedSettings, PrivacySettings
+from feddm.core.augmentation import Augmentation
 from feddm.core.examples import Examples
 from feddm.core.models import Model
-from feddm.core.tensors import Records, Tensors
+from feddm.core.tensors import CPU, Records, Tensors
 from feddm.core.training import Tick
-from feddm.errors import UploadError
-from feddm.privacy.accounting import Event
+from feddm.errors import UnfitAlgorithmError, UploadError
+from feddm.privacy.accounting import Event, Released
 from feddm.privacy.release import Noise
 
 
@@ -93,6 +98,91 @@ class Algorithm(Protocol):
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
     ) -> Records:
         """Returns the next state from parsed uploads; they come once, in client order."""
+
+
+DEFAULT_AUGMENTATION = Augmentation()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an algorithm knows besides its settings; all of it is public.
+
+    Args:
+        model: The model to train.
+        clients: Number of all clients, whether or not they take part in a round.
+        rounds: Number of rounds of the run.
+        examples: Number of examples that a client is taken to have; 0 if nobody says.
+        augmentation: Random changes to images, for whatever augments.
+        privacy: The privacy mechanism with its noise, if there is one.
+        device: Where the server trains.
+    """
+
+    model: Model
+    clients: int = 1
+    rounds: int = 1
+    examples: float = 0.0
+    augmentation: Augmentation = DEFAULT_AUGMENTATION
+    privacy: PrivacySettings | None = None
+    device: torch.device = CPU
+
+
+# Why a client's number of examples is asked for.
+NUMBER_NEEDED = (
+    "data.own.examples is missing: privacy needs a public figure of how many examples all "
+    "nodes have together, roughly"
+)
+
+
+@dataclass(frozen=True)
+class ConfiguredAlgorithm(Algorithm):
+    """Base of the algorithms that can be found by name.
+
+    A subclass names its settings in `Settings` and implements `Algorithm`.
+    """
+
+    Settings: ClassVar[type[AlgorithmSettings]]
+
+    settings: AlgorithmSettings
+    context: Context
+
+    @property
+    def model(self) -> Model:
+        return self.context.model
+
+    @classmethod
+    def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:
+        """Returns the settings under a privacy mechanism, or without one."""
+        if mechanism is None:
+            return cls.Settings
+        raise UnfitAlgorithmError(f"{cls.__name__} cannot run with --privacy {mechanism}")
+
+    @classmethod
+    def default_mechanism(cls) -> str:
+        """Returns the mechanism of a run that has a budget and names none."""
+        return "gradients"
+
+    @classmethod
+    def build(cls, settings: AlgorithmSettings, context: Context) -> ConfiguredAlgorithm:
+        """Returns the algorithm that these settings and the context's privacy ask for."""
+        return cls(settings, context)
+
+    def passes(self, table: ClassTable) -> Work:
+        """Returns the work of a round with all clients; nothing if it is not known."""
+        del table
+        return Work()
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        """Returns what a round with all clients uploads."""
+        raise NotImplementedError
+
+
+def guaranteed(
+    settings: AlgorithmSettings, privacy: GuaranteedSettings
+) -> tuple[Released, ...]:
+    """Returns what a client releases per round under a mechanism with a guarantee."""
+    times, sample_rate, count_multiplier = settings.releases(privacy)
+    counts = () if count_multiplier is None else (Released(1, count_multiplier),)
+    return (*counts, Released(times, privacy.noise_multiplier, sample_rate))
 
 
 def parse_like(upload: Records, template: Records) -> Records:

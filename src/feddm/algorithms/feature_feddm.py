@@ -12,25 +12,46 @@ to all.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from feddm.algorithms.base import LocalResult, Upload, parse_like
-from feddm.algorithms.feddm import TrainsOnUnion, united
+from feddm.algorithms.base import (
+    ConfiguredAlgorithm,
+    Context,
+    LocalResult,
+    Upload,
+    guaranteed,
+    parse_like,
+)
+from feddm.algorithms.costs import ClassTable, Passes, UploadSize, Work
+from feddm.algorithms.feddm import (
+    UNKNOWN_CLASSES,
+    ImageSteps,
+    TrainsOnUnion,
+    UnionSettings,
+    united,
+    without_matching,
+)
+from feddm.config.presets import merged
+from feddm.config.schema import AlgorithmSettings, GuaranteedSettings, Releases, Values
 from feddm.core.augmentation import Augmentation, Transform, unchanged_images
+from feddm.core.coding import Coding
 from feddm.core.examples import Examples
 from feddm.core.matching import ClassMeans, Target, sample_near, synthesize
 from feddm.core.models import Model, num_features
 from feddm.core.tensors import Records, Tensors, moved
 from feddm.core.training import Tick
-from feddm.errors import EmptyRoundError
-from feddm.privacy.accounting import Event, Released
-from feddm.privacy.features import Bound, Bounded, class_totals, noisy_means
+from feddm.errors import ConfigError, EmptyRoundError
+from feddm.privacy.accounting import Event
+from feddm.privacy.features import Bound, Bounded, FeatureSettings, class_totals, noisy_means
 from feddm.privacy.noise import digest
 from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Unit
@@ -64,11 +85,6 @@ class FeatureRelease:
     projection: int | None = None
     augmentation: Augmentation | None = None
     unit: Unit = "example"
-
-    @property
-    def planned(self) -> tuple[Event, ...]:
-        """What a client releases in one round."""
-        return (Released(self.networks, self.noise_multiplier),)
 
     def shown(self, model: Model, download: Records) -> tuple[Bounded, list[Network]]:
         """Returns the model and the networks that see examples, the same for all clients."""
@@ -119,19 +135,40 @@ class FeatureRelease:
         ]
 
 
-@dataclass(frozen=True)
-class ImageSteps:
-    """Steps on images, which see no examples.
+class FeatureMatching(ImageSteps):
+    """How images are learned from noisy sums."""
 
-    Args:
-        steps: How many.
-        lr: Learning rate.
-        momentum: Of SGD.
+    networks: PositiveInt = Field(
+        2, description="Networks that see the examples; each is a release, so few are used."
+    )
+    steps: NonNegativeInt = Field(200, description="Steps on the images (T).")
+    lr: PositiveFloat = Field(10.0, description="Learning rate on the images (eta_c).")
+    augment: bool = Field(False, description="Match randomly changed images.")
+
+
+class FeatureFedDMSettings(UnionSettings):
+    """Settings of FedDM with noisy sums of features.
+
+    Images start as noise and minimize squared distances: what starts from a client's images
+    shows them, and relative distances would divide by noise.
     """
 
-    steps: int
-    lr: float
-    momentum: float
+    synthesis: FeatureMatching = FeatureMatching()
+
+    instead = {  # noqa: RUF012  # a ClassVar
+        "synthesis.start": "under a guarantee, images start as noise",
+        "synthesis.distance": "under a guarantee, distances are squared",
+        "synthesis.real_batch": "every network sees all examples of a client",
+    }
+
+    @classmethod
+    def preset(cls, preset: str, dataset: str) -> Values:
+        values = without_matching(super().preset(preset, dataset))
+        # Images of earlier rounds cost nothing more, and average the noise over rounds.
+        return merged(values, {"server": {"replay": 4}})
+
+    def releases(self, privacy: GuaranteedSettings) -> Releases:
+        return Releases(self.synthesis.networks)
 
 
 class Learned(NamedTuple):
@@ -145,19 +182,47 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnsFromSums(TrainsOnUnion):
-    """Images are learned from noisy sums of features; subclasses say where.
+    """Images are learned from noisy sums of features; `privacy.learn` says where."""
 
-    Args:
-        release: What is released of the examples.
-        image_steps: How images are learned.
-    """
+    Settings = FeatureFedDMSettings
+    settings: FeatureFedDMSettings
 
-    release: FeatureRelease
-    image_steps: ImageSteps
+    @classmethod
+    def build(cls, settings: AlgorithmSettings, context: Context) -> ConfiguredAlgorithm:
+        assert isinstance(settings, FeatureFedDMSettings)
+        assert isinstance(context.privacy, FeatureSettings)
+        learner = ServerFedDM if context.privacy.learn == "server" else FeatureFedDM
+        return learner(settings, context)
+
+    @property
+    def privacy(self) -> FeatureSettings:
+        """The mechanism, with its noise."""
+        assert isinstance(self.context.privacy, FeatureSettings)
+        return self.context.privacy
+
+    @functools.cached_property
+    def num_features(self) -> int:
+        """Size of what networks see of an example, logits apart."""
+        return self.privacy.projection or num_features(self.model)
+
+    @property
+    def release(self) -> FeatureRelease:
+        """What is released of the examples."""
+        synthesis, privacy = self.settings.synthesis, self.privacy
+        numbers = self.num_features + self.model.num_classes
+        return FeatureRelease(
+            networks=synthesis.networks,
+            radius=synthesis.radius,
+            bound=Bound(privacy.clip * math.sqrt(numbers)),
+            noise_multiplier=privacy.noise_multiplier,
+            projection=privacy.projection or None,
+            augmentation=self.context.augmentation if synthesis.augment else None,
+            unit=privacy.unit,
+        )
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        return self.release.planned
+        return guaranteed(self.settings, self.privacy)
 
     def images(
         self,
@@ -177,10 +242,10 @@ class LearnsFromSums(TrainsOnUnion):
             tick: Told how far it is.
         """
         sizes, targets = self.release.targets(
-            totals, networks, self.model.num_classes, self.min_class_size
+            totals, networks, self.model.num_classes, self.settings.min_class_size
         )
-        classes = (sizes >= self.min_class_size).nonzero().flatten()
-        slots = torch.arange(len(classes)).repeat_interleave(self.images_per_class)
+        classes = (sizes >= self.settings.min_class_size).nonzero().flatten()
+        slots = torch.arange(len(classes)).repeat_interleave(self.settings.images_per_class)
         images = torch.randn(len(slots), *self.model.shape, generator=rng).to(sizes.device)
         if len(classes):
             images, _ = synthesize(
@@ -188,12 +253,28 @@ class LearnsFromSums(TrainsOnUnion):
                 images,
                 slots,
                 itertools.cycle(_of_classes(target, classes) for target in targets),
-                lr=self.image_steps.lr,
-                momentum=self.image_steps.momentum,
-                steps=self.image_steps.steps,
+                lr=self.settings.synthesis.lr,
+                momentum=self.settings.synthesis.momentum,
+                steps=self.settings.synthesis.steps,
                 tick=tick,
             )
         return Learned(images, classes.cpu().tolist(), slots, sizes[classes].cpu())
+
+    @property
+    def starts_from_real_images(self) -> bool:
+        return False
+
+    def passes(self, table: ClassTable) -> Work:
+        synthesis = self.settings.synthesis
+        large = table >= self.settings.min_class_size
+        images = float(self.num_images(table)[large].sum())
+        return Work(
+            Passes(
+                forward=float(table.sum()) * synthesis.networks,
+                images=images * synthesis.steps,
+            ),
+            self.server_passes(images),
+        )
 
 
 class FeatureFedDM(LearnsFromSums):
@@ -215,6 +296,15 @@ class FeatureFedDM(LearnsFromSums):
         # From here on the examples are not looked at again.
         learned = self.images(model, networks, totals, rng, tick)
         return LocalResult(self.pack(*learned) if learned.classes else self.pack_nothing())
+
+    @property
+    def class_noise(self) -> float:
+        if self.privacy.unit != "example":
+            raise ConfigError(UNKNOWN_CLASSES.format(unit=self.privacy.unit))
+        # An example adds this share of the bound to the entry that counts, and networks are
+        # averaged.
+        networks = self.settings.synthesis.networks
+        return self.privacy.noise_multiplier / Bound(1.0).count / math.sqrt(networks)
 
 
 class ServerFedDM(LearnsFromSums):
@@ -239,11 +329,32 @@ class ServerFedDM(LearnsFromSums):
         totals = torch.stack(self.release.noisy_totals(model, networks, data, noise))
         return LocalResult({"sums": {"totals": totals.float()}})
 
+    @property
+    def coding(self) -> Coding:
+        return Coding()  # images that do not travel are not rounded
+
+    def passes(self, table: ClassTable) -> Work:
+        synthesis = self.settings.synthesis
+        # Of the classes that the clients have together.
+        classes = float((table.sum(0) >= self.settings.min_class_size).sum())
+        images = classes * self.settings.images_per_class
+        return Work(
+            Passes(forward=float(table.sum()) * synthesis.networks),
+            replace(self.server_passes(images), images=images * synthesis.steps),
+        )
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        # Of each class the embedding, the logits and a count.
+        classes = self.model.num_classes
+        numbers = classes * (self.num_features + classes + 1)
+        floats = len(table) * self.settings.synthesis.networks * numbers
+        return UploadSize(floats, 4 * floats)
+
     def parse(self, upload: Records, download: Records) -> Records:
         del download
         classes = self.model.num_classes
-        features = self.release.projection or num_features(self.model)
-        shape = self.release.networks, classes, features + classes + 1
+        networks = self.settings.synthesis.networks
+        shape = networks, classes, self.num_features + classes + 1
         return parse_like(upload, {"sums": {"totals": torch.zeros(shape)}})
 
     def aggregate(
@@ -255,9 +366,9 @@ class ServerFedDM(LearnsFromSums):
             total = part if total is None else total.add_(part)
         if total is None:
             raise EmptyRoundError("no client sent anything")
-        download = moved(self.broadcast(state), self.device)
+        download = moved(self.broadcast(state), self.context.device)
         model, networks = self.release.shown(self.model, download)
-        totals = list(total.to(self.device))
+        totals = list(total.to(self.context.device))
         learned = self.images(model, networks, totals, rng, lambda done: tick(done / 2))
         if not learned.classes:
             raise EmptyRoundError("the noisy sums show no class that is large enough")

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload, parse_like
-from feddm.algorithms.local_training import TrainsLocally
+from feddm.algorithms.local_training import LocalSettings, Training, TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean
 from feddm.core.training import Adjust, Tick, unchanged
 from feddm.errors import UploadError
 from feddm.privacy.release import Noise
+
+
+class FedAvgSettings(LocalSettings):
+    """Settings of FedAvg."""
+
+    local: Training = Training()
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class FedAvg(TrainsLocally):
     With privacy they train by DP-SGD, and all count the same, because ``n_k`` would tell about
     their data.
     """
+
+    Settings = FedAvgSettings
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}

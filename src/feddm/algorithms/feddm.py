@@ -13,16 +13,24 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from feddm.algorithms.base import LocalResult, Upload
+from feddm.algorithms.base import ConfiguredAlgorithm, Context, LocalResult, Upload
+from feddm.algorithms.costs import ClassTable, Passes, UploadSize, Work, chances
+from feddm.config.presets import Choices, chosen
+from feddm.config.schema import AlgorithmSettings, Fraction, PrivacySettings, Section, Values
 from feddm.core.augmentation import Augmentation
-from feddm.core.coding import Coding
+from feddm.core.coding import Coding, Type
 from feddm.core.examples import Examples, Members
 from feddm.core.matching import (
     Perturb,
@@ -33,44 +41,108 @@ from feddm.core.matching import (
     synthesize,
     unperturbed,
 )
-from feddm.core.models import Model
 from feddm.core.tensors import CPU, Records, Tensors, moved
-from feddm.core.training import SGD, Tick, ball, train
-from feddm.errors import EmptyRoundError, UploadError
+from feddm.core.training import SGD, Schedule, Tick, ball, train
+from feddm.errors import ConfigError, EmptyRoundError, UnfitAlgorithmError, UploadError
 from feddm.privacy.accounting import Event, Unprotected
+from feddm.privacy.paper_noise import UNPROTECTED, PaperNoise
 from feddm.privacy.release import Noise, needed
 
+DISTANCES = {"squared": matching_loss, "relative": relative_loss}
+# Why the size of an upload cannot be told.
+UNKNOWN_CLASSES = (
+    "with privacy.unit = {unit} it depends on the examples which classes a client sends; sizes "
+    "are known for the unit example, and for privacy.learn = server"
+)
 LARGEST_WEIGHT = 1e9  # real images that one can stand for; sums of such weights are finite
-UNPROTECTED = "synthetic images"
+
+
+class ServerTraining(Section):
+    """How the server trains on the union of the images that clients send."""
+
+    lr: PositiveFloat = Field(0.01, description="Learning rate (eta_s).")
+    epochs: PositiveInt = Field(500, description="Passes over the union.")
+    batch_size: PositiveInt = Field(256, description="Images per step.")
+    momentum: Fraction = Field(0.0, description="Momentum of SGD.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay of SGD.")
+    schedule: Schedule = Field(
+        "constant", description="cosine: the learning rate falls to 0 within a round."
+    )
+    radius: PositiveFloat = Field(5.0, description="Largest distance from w_r (rho).")
+    weighting: Literal["synthetic", "examples"] = Field(
+        "synthetic",
+        description="synthetic: every image counts the same; examples: each image counts as "
+        "many real ones as it stands for, which approximates the mean over all examples.",
+    )
+    augment: bool = Field(False, description="Train on randomly changed images.")
+    replay: NonNegativeInt = Field(
+        0, description="Number of earlier rounds whose images are trained on again."
+    )
+
+    def sgd(self, augmentation: Augmentation) -> SGD:
+        """Returns how the server trains."""
+        return SGD(
+            lr=self.lr,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            augmentation=augmentation if self.augment else None,
+            schedule=self.schedule,
+        )
+
+
+# Classes that vary more gain more from matching.
+_VARIED = {"synthesis": {"steps": 100, "lr": 3.0, "networks": 8, "real_batch": 256}}
+_PRESETS: Choices = {
+    "paper": {"cifar100": {"images_per_class": 5}},
+    "quick": {
+        "": {
+            "synthesis": {
+                "steps": 30,
+                "lr": 0.2,
+                "momentum": 0.5,
+                "networks": 6,
+                "real_batch": 128,
+            },
+            "server": {"lr": 0.05, "epochs": 40, "momentum": 0.9},
+        },
+        "digits": {"min_class_size": 5},
+        "fashion-mnist": _VARIED,
+        "cifar10": _VARIED,
+        "cifar100": _VARIED,
+    },
+}
+
+
+class UnionSettings(AlgorithmSettings):
+    """Settings of FedDM and REAL: which images clients send, and how the server trains."""
+
+    images_per_class: PositiveInt = Field(
+        10, description="Images that a client sends per class."
+    )
+    min_class_size: PositiveInt = Field(
+        10, description="A client leaves out a class with fewer real images."
+    )
+    coding: Type = Field("float32", description="How images travel.")
+    server: ServerTraining = ServerTraining()
+
+    @classmethod
+    def preset(cls, preset: str, dataset: str) -> Values:
+        return chosen(_PRESETS, preset, dataset)
 
 
 @dataclass(frozen=True)
-class TrainsOnUnion:
-    """The server of FedDM and REAL: it trains on the labelled images that clients upload.
+class TrainsOnUnion(ConfiguredAlgorithm):
+    """The server of FedDM and REAL: it trains on the labelled images that clients upload."""
 
-    Args:
-        model: The model to train.
-        images_per_class: Most images of a class that a client sends, ``ipc``.
-        min_class_size: A client leaves out a class with fewer real images than this.
-        server_sgd: How the server trains on the union.
-        server_radius: How far from ``w_r`` the server may move, ``rho``.
-        weighting: ``"synthetic"`` weighs all images equally, as the paper does;
-            ``"examples"`` weighs an image by the number of real images it stands for, so that
-            the server's loss approximates the mean over all real examples.
-        device: Where the server trains; the union is kept in its memory meanwhile.
-        coding: How images travel.
-        replay: Number of earlier rounds whose sets the server trains on again.
-    """
+    Settings: ClassVar[type[UnionSettings]] = UnionSettings
+    settings: UnionSettings
 
-    model: Model
-    images_per_class: int
-    min_class_size: int
-    server_sgd: SGD
-    server_radius: float
-    weighting: Literal["synthetic", "examples"]
-    device: torch.device
-    coding: Coding = field(default=Coding(), kw_only=True)
-    replay: int = field(default=0, kw_only=True)
+    @property
+    def coding(self) -> Coding:
+        """How images travel."""
+        return Coding(self.settings.coding)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -91,7 +163,7 @@ class TrainsOnUnion:
         """
         labels = torch.tensor(classes, dtype=label_dtype(self.model.num_classes))
         examples = {**self.coding.encode(images.cpu()), "y": labels[slots]}
-        if self.weighting == "examples":
+        if self.settings.server.weighting == "examples":
             examples["weight"] = (sizes / torch.bincount(slots))[slots].float()
         return {"examples": examples}
 
@@ -104,19 +176,19 @@ class TrainsOnUnion:
         self, data: Examples, members: Members, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Returns random real images, at most ``ipc`` per slot, and the slot of each."""
-        chosen = members.sample(self.images_per_class, rng)
+        chosen = members.sample(self.settings.images_per_class, rng)
         return data[chosen.index].x, chosen.slots
 
     def parse(self, upload: Records, download: Records) -> Records:
         del download
         names = self.coding.names | {"y"}
-        if self.weighting == "examples":
+        if self.settings.server.weighting == "examples":
             names |= {"weight"}
         if set(upload) != {"examples"} or set(upload["examples"]) != names:
             raise UploadError(f"an upload is examples with {', '.join(sorted(names))}, no more")
         sent = upload["examples"]
         coded = {name: sent[name] for name in self.coding.names}
-        most = self.images_per_class * self.model.num_classes
+        most = self.settings.images_per_class * self.model.num_classes
         x, y = self.coding.decode(coded, self.model.shape, most), sent["y"]
         if y.dtype != label_dtype(self.model.num_classes) or y.shape != x.shape[:1]:
             raise UploadError("an upload has one label per image, in the smallest type")
@@ -139,8 +211,8 @@ class TrainsOnUnion:
         union = united((upload.client, upload.records["examples"]) for upload in uploads)
         if not len(union.get("y", ())):
             raise EmptyRoundError(
-                f"no client found a class with {self.min_class_size} images or more; "
-                "lower synthesis.min_class_size or use fewer clients"
+                f"no client found a class with {self.settings.min_class_size} images or more; "
+                "lower min_class_size or use fewer clients"
             )
         return self.learned(state, union, rng, tick)
 
@@ -154,105 +226,150 @@ class TrainsOnUnion:
         examples = Examples(
             memory["x"], memory["y"].long(), weight=None if even else weight / weight.mean()
         )
-        center = moved(state, self.device)["params"]
+        center = moved(state, self.context.device)["params"]
         trained = train(
             self.model,
             center,
-            examples.to(self.device),
-            self.server_sgd,
+            examples.to(self.context.device),
+            self.settings.server.sgd(self.context.augmentation),
             rng,
-            project=ball(center, self.server_radius),
+            project=ball(center, self.settings.server.radius),
             tick=tick,
         )
         after: dict[str, Tensors] = {"params": trained.params, "synthetic": union}
-        if self.replay:
+        if self.settings.server.replay:
             after["replay"] = memory
         return moved(after, CPU)
 
     def _remembered(self, union: Tensors, before: Tensors | None) -> Tensors:
         """Returns the union with those of earlier rounds, and the age of each image."""
         union = {**union, "age": torch.zeros(len(union["y"]), dtype=torch.int32)}
-        if not self.replay or before is None:
+        if not self.settings.server.replay or before is None:
             return union
-        young = before["age"] < self.replay
+        young = before["age"] < self.settings.server.replay
         older = {name: tensor[young] for name, tensor in before.items()}
         older["age"] = older["age"] + 1
         return {name: torch.cat([union[name], older[name]]) for name in union}
 
+    @property
+    def starts_from_real_images(self) -> bool:
+        """Whether a class with fewer than ``ipc`` real images sends only as many."""
+        return True
 
-@dataclass(frozen=True)
-class Synthesis:
-    """How a client learns its synthetic images.
+    @property
+    def class_noise(self) -> float:
+        """Standard deviation of the noise on the class sizes that clients go by."""
+        return 0.0
 
-    Args:
-        steps: Steps of SGD on the images, ``T``; 0 sends the start itself, which is REAL.
-        lr: Learning rate on the images, ``eta_c``.
-        momentum: Momentum of SGD on the images.
-        networks: Number of networks to sample once and use in turn; ``None`` samples a new one
-            for every step, as the paper does.
-        real_batch: Real images of a class that a network sees; ``None`` shows it all of them.
-        radius: Distance from ``w_r`` within which networks are sampled, ``rho``.
-        start: First images: random real ones, or Gaussian noise.
-        relative: Whether distances are divided by the squared length of the real means, so
-            that steps do not grow with the weights; the paper's are not.
-        augmentation: Changes the real and the synthetic images of a network alike.
-    """
+    def num_images(self, table: ClassTable) -> ClassTable:
+        """Returns how many images each client sends of each class, if it sends any."""
+        most = self.settings.images_per_class
+        if self.starts_from_real_images:
+            return np.minimum(table, most)
+        return np.full_like(table, most)
 
-    steps: int
-    lr: float
-    momentum: float
-    networks: int | None
-    real_batch: int | None
-    radius: float
-    start: Literal["real", "noise"]
-    relative: bool = False
-    augmentation: Augmentation | None = None
+    def server_passes(self, images: float) -> Passes:
+        """Returns the server's work on so many images per round."""
+        replay, rounds = self.settings.server.replay, self.context.rounds
+        # The first rounds have no earlier sets, or few, to replay.
+        sets = statistics.fmean(min(number, replay + 1) for number in range(1, rounds + 1))
+        return Passes(weights=images * sets * self.settings.server.epochs)
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        shape, weight = self.model.shape, self.settings.server.weighting == "examples"
+        label_bytes = label_dtype(self.model.num_classes).itemsize
+        return UploadSize.of_images(
+            self.num_images(table),
+            chances(table, self.settings.min_class_size, self.class_noise),
+            floats=math.prod(shape) + weight,
+            num_bytes=self.coding.image_bytes(shape) + 4 * weight + label_bytes,
+            client_bytes=self.coding.range_bytes(shape[0]),
+        )
 
 
-@dataclass(frozen=True)
-class PaperNoise:
-    """The noise of Algorithm 1, for sigma > 0. It gives no guarantee.
+class ImageSteps(Section):
+    """Steps of SGD on synthetic images."""
 
-    It clips the mean gradient of a batch, which one example can move by more than the noise
-    hides; and the images start from real ones, of the classes that a client has.
+    lr: PositiveFloat = Field(1.0, description="Learning rate on the images (eta_c).")
+    momentum: Fraction = Field(0.0, description="Momentum on the images.")
+    radius: NonNegativeFloat = Field(
+        5.0, description="Distance of the networks from w_r (rho)."
+    )
 
-    Args:
-        sigma: Standard deviation of the noise, in units of ``clip / batch``.
-        clip: Clipping norm of the gradient of a class, ``C``.
-    """
 
-    sigma: float
-    clip: float
+class Synthesis(ImageSteps):
+    """How a client learns its synthetic images."""
 
-    def perturbed(
-        self, gradient: Tensor, slots: Tensor, step: int, batches: Tensor, noise: Noise
-    ) -> Tensor:
-        """Returns the gradient clipped class by class, with noise.
+    steps: NonNegativeInt = Field(
+        1000, description="Steps on the images (T); 0 sends the start itself, which is REAL."
+    )
+    networks: PositiveInt | Literal["fresh"] = Field(
+        "fresh", description="Networks to sample once and use in turn; fresh: one per step."
+    )
+    real_batch: PositiveInt | Literal["all"] = Field(
+        256, description="Real images of a class that a network sees."
+    )
+    start: Literal["real", "noise"] = Field("real", description="First images: real, or noise.")
+    distance: Literal["squared", "relative"] = Field(
+        "squared",
+        description="What matching minimizes. squared: the paper's distance; relative: divided "
+        "by the squared length of the real means, so that steps do not grow with the weights, "
+        "which needs a larger lr.",
+    )
+    augment: bool = Field(False, description="Match randomly changed images.")
 
-        Args:
-            gradient: Gradient with respect to the images.
-            slots: The slot of each image.
-            step: Number of the step.
-            batches: Number of real images behind the gradient of each slot.
-            noise: Source of the noise.
-        """
-        result = torch.empty_like(gradient)
-        for slot in slots.unique().tolist():
-            mine = slots == slot
-            part = gradient[mine]
-            number = step * len(batches) + slot
-            drawn = noise.unprotected(number, part.shape, UNPROTECTED).float().to(part.device)
-            shorter = part / max(1.0, float(part.norm()) / self.clip)
-            result[mine] = shorter + self.sigma * self.clip / int(batches[slot]) * drawn
-        return result
+
+class FedDMSettings(UnionSettings):
+    """Settings of FedDM."""
+
+    synthesis: Synthesis = Synthesis()
+
+    def check(self, privacy: PrivacySettings | None) -> None:
+        if isinstance(privacy, PaperNoise) and self.synthesis.distance != "squared":
+            raise ConfigError(
+                "synthesis.distance must be squared with --privacy paper, whose bound is made "
+                "for it; choose a smaller synthesis.lr with it, such as 1"
+            )
 
 
 @dataclass(frozen=True)
 class FedDM(TrainsOnUnion):
     """Clients upload synthetic sets that they learned; the server trains on their union."""
 
-    synthesis: Synthesis
-    paper_noise: PaperNoise | None = field(default=None, kw_only=True)
+    Settings = FedDMSettings
+    # The class for each mechanism; a budget alone gives the first.
+    variants: ClassVar[Mapping[str, str]] = {
+        "features": "feddm.algorithms.feature_feddm:LearnsFromSums",
+        "gradients": "feddm.algorithms.gradient_feddm:GradientFedDM",
+        "paper": "feddm.algorithms.feddm:FedDM",
+    }
+    settings: FedDMSettings
+
+    @classmethod
+    def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:
+        return cls._variant(mechanism).Settings
+
+    @classmethod
+    def default_mechanism(cls) -> str:
+        return next(iter(cls.variants))
+
+    @classmethod
+    def build(cls, settings: AlgorithmSettings, context: Context) -> ConfiguredAlgorithm:
+        variant = cls._variant(None if context.privacy is None else context.privacy.mechanism)
+        if variant is cls:
+            return super().build(settings, context)
+        return variant.build(settings, context)
+
+    @classmethod
+    def _variant(cls, mechanism: str | None) -> type[TrainsOnUnion]:
+        """Returns the class for a mechanism, loaded only if it is needed."""
+        if mechanism is None:
+            return cls
+        if mechanism not in cls.variants:
+            raise UnfitAlgorithmError(f"feddm cannot run with --privacy {mechanism}")
+        module, _, name = cls.variants[mechanism].partition(":")
+        found: type[TrainsOnUnion] = getattr(import_module(module), name)
+        return found
 
     @property
     def planned(self) -> tuple[Event, ...]:
@@ -268,7 +385,7 @@ class FedDM(TrainsOnUnion):
         noise: Noise | None = None,
     ) -> LocalResult:
         del memory
-        classes, members = data.by_class(self.min_class_size)
+        classes, members = data.by_class(self.settings.min_class_size)
         if not classes:
             return LocalResult(self.pack_nothing())
         images, slots = self._start(data, members, rng)
@@ -277,10 +394,10 @@ class FedDM(TrainsOnUnion):
             images,
             slots,
             self._targets(download, data, members, rng),
-            lr=self.synthesis.lr,
-            momentum=self.synthesis.momentum,
-            steps=self.synthesis.steps,
-            distance=relative_loss if self.synthesis.relative else matching_loss,
+            lr=self.settings.synthesis.lr,
+            momentum=self.settings.synthesis.momentum,
+            steps=self.settings.synthesis.steps,
+            distance=DISTANCES[self.settings.synthesis.distance],
             perturb=self._perturb(members, noise),
             tick=tick,
         )
@@ -293,9 +410,11 @@ class FedDM(TrainsOnUnion):
         self, data: Examples, members: Members, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Returns the first images and their slots."""
-        if self.synthesis.start == "real":
+        if self.settings.synthesis.start == "real":
             return self.real_start(data, members, rng)
-        slots = torch.arange(len(members.counts)).repeat_interleave(self.images_per_class)
+        slots = torch.arange(len(members.counts)).repeat_interleave(
+            self.settings.images_per_class
+        )
         images = torch.randn(len(slots), *self.model.shape, generator=rng)
         return images.to(data.x.device), slots
 
@@ -303,30 +422,59 @@ class FedDM(TrainsOnUnion):
         self, download: Records, data: Examples, members: Members, rng: torch.Generator
     ) -> Iterator[Target]:
         """Yields without end the network of each step with its real means."""
+        synthesis = self.settings.synthesis
         targets = fresh_targets(
             self.model,
             download["params"],
-            self.synthesis.radius,
+            synthesis.radius,
             data,
             members,
-            self.synthesis.real_batch,
+            None if synthesis.real_batch == "all" else synthesis.real_batch,
             rng,
-            self.synthesis.augmentation,
+            self.context.augmentation if synthesis.augment else None,
         )
-        if self.synthesis.networks is None:
+        if synthesis.networks == "fresh":
             return targets
-        return itertools.cycle(itertools.islice(targets, self.synthesis.networks))
+        return itertools.cycle(itertools.islice(targets, synthesis.networks))
 
     def _perturb(self, members: Members, noise: Noise | None) -> Perturb:
         """Returns what is done to gradients: nothing, unless the paper's noise is asked for."""
-        if self.paper_noise is None:
+        privacy = self.context.privacy
+        if not isinstance(privacy, PaperNoise):
             return unperturbed
         batches = members.counts
-        if self.synthesis.real_batch is not None:
-            batches = batches.clamp(max=self.synthesis.real_batch)
-        return functools.partial(
-            self.paper_noise.perturbed, batches=batches, noise=needed(noise)
+        if self.settings.synthesis.real_batch != "all":
+            batches = batches.clamp(max=self.settings.synthesis.real_batch)
+        return functools.partial(privacy.perturbed, batches=batches, noise=needed(noise))
+
+    @property
+    def starts_from_real_images(self) -> bool:
+        return self.settings.synthesis.start == "real"
+
+    def passes(self, table: ClassTable) -> Work:
+        synthesis = self.settings.synthesis
+        large = table >= self.settings.min_class_size
+        images = float(self.num_images(table)[large].sum())
+        batch = (
+            table if synthesis.real_batch == "all" else np.minimum(table, synthesis.real_batch)
         )
+        networks = synthesis.steps
+        if synthesis.networks != "fresh":
+            networks = min(synthesis.networks, synthesis.steps)
+        real = float(batch[large].sum()) * networks
+        return Work(
+            Passes(forward=real, images=images * synthesis.steps), self.server_passes(images)
+        )
+
+
+def without_matching(preset: Values) -> Values:
+    """Returns a preset of FedDM without what was chosen for matching real images.
+
+    Momentum stays; steps, networks and learning rate differ for images that start as noise.
+    """
+    synthesis = preset.get("synthesis", {})
+    kept = {key: value for key, value in synthesis.items() if key == "momentum"}
+    return {**preset, "synthesis": kept}
 
 
 def label_dtype(num_classes: int) -> torch.dtype:

@@ -12,13 +12,20 @@ from dataclasses import dataclass
 import torch
 
 from feddm.algorithms.base import LocalResult, Upload
+from feddm.algorithms.costs import ClassTable, UploadSize
 from feddm.algorithms.fedavg import parse_sized, size
-from feddm.algorithms.local_training import TrainsLocally
+from feddm.algorithms.local_training import LocalSettings, Training, TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
 from feddm.core.training import Tick
 from feddm.errors import UploadError
 from feddm.privacy.release import Noise
+
+
+class FedNovaSettings(LocalSettings):
+    """Settings of FedNova."""
+
+    local: Training = Training()
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,9 @@ class FedNova(TrainsLocally):
     same number of steps, this is FedAvg; under privacy they do, since a number of steps that
     depends on the data would tell about them.
     """
+
+    Settings = FedNovaSettings
+    settings: FedNovaSettings
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -48,7 +58,7 @@ class FedNova(TrainsLocally):
     ) -> LocalResult:
         del memory
         trained = self.trained(download["params"], data, rng, noise, tick)
-        a = gradient_weight(trained.steps, self.local_sgd.momentum)
+        a = gradient_weight(trained.steps, self.settings.local.momentum)
         upload = {
             "direction": zip_map(
                 lambda before, after: (before - after) / a, download["params"], trained.params
@@ -79,6 +89,10 @@ class FedNova(TrainsLocally):
         )
         a = mean["coefficient"]["a"]
         return {"params": zip_map(lambda w, d: w - a * d, state["params"], mean["direction"])}
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        size = super().upload_size(table)  # and a coefficient for each client
+        return UploadSize(size.floats + len(table), size.num_bytes + 4 * len(table))
 
 
 def gradient_weight(steps: int, momentum: float) -> float:

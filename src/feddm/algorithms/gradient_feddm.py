@@ -12,70 +12,85 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from feddm.algorithms.base import LocalResult
-from feddm.algorithms.feddm import TrainsOnUnion
+from feddm.algorithms.base import NUMBER_NEEDED, LocalResult, guaranteed
+from feddm.algorithms.costs import ClassTable, Passes, Work
+from feddm.algorithms.feddm import (
+    UNKNOWN_CLASSES,
+    ImageSteps,
+    TrainsOnUnion,
+    UnionSettings,
+    without_matching,
+)
+from feddm.config.schema import GuaranteedSettings, Releases, Values
 from feddm.core.examples import Examples
 from feddm.core.matching import sample_near
 from feddm.core.tensors import Records
 from feddm.core.training import Tick
-from feddm.privacy.accounting import Event, Released
+from feddm.errors import ConfigError
+from feddm.privacy.accounting import Event
 from feddm.privacy.clipping import shortened, whole
+from feddm.privacy.gradients import GradientSettings
 from feddm.privacy.images import clipped_image_gradient_sum
 from feddm.privacy.release import Noise, needed
 from feddm.privacy.units import Sampler, Unit, units_of
 
-# Little noise beside a class of some dozens, and little of a budget beside many steps.
-COUNT_MULTIPLIER = 10.0
 
+class GradientFedDMSettings(UnionSettings):
+    """Settings of FedDM with DP-SGD on the images."""
 
-@dataclass(frozen=True)
-class GradientRelease:
-    """What clients release in a round if every step on the images is DP-SGD.
+    synthesis: ImageSteps = ImageSteps()
+    # Little noise beside a class of some dozens, and little of a budget beside many steps.
+    count_multiplier: PositiveFloat = Field(
+        10.0, description="Noise multiplier of the class counts, which decide what is sent."
+    )
 
-    Args:
-        steps: Steps on the images, each with a network of its own.
-        radius: Distance of the networks from ``w_r``.
-        sample_rate: Probability of an example to be in the sample of a step.
-        expected_batch: Examples of a class in a sample, to divide by; public.
-        most: Length to which gradients are clipped, ``C``.
-        noise_multiplier: Deviations of the noise over ``C``.
-        count_multiplier: The same for the number of examples of each class, released once.
-        unit: What is sampled and clipped as a whole.
-    """
+    instead = {  # noqa: RUF012  # a ClassVar
+        "synthesis.start": "under a guarantee, images start as noise",
+        "synthesis.distance": "under a guarantee, distances are squared",
+        "synthesis.augment": "gradients are those of the images as they are",
+        "synthesis.steps": "privacy.steps says how many steps there are, for all clients alike",
+        "synthesis.networks": "every step has a network of its own",
+        "synthesis.real_batch": "privacy.sample_rate says how likely an example is to be in a "
+        "step",
+    }
 
-    steps: int
-    radius: float
-    sample_rate: float
-    expected_batch: float
-    most: float
-    noise_multiplier: float
-    count_multiplier: float = COUNT_MULTIPLIER
-    unit: Unit = "example"
+    @classmethod
+    def preset(cls, preset: str, dataset: str) -> Values:
+        return without_matching(super().preset(preset, dataset))
+
+    def releases(self, privacy: GuaranteedSettings) -> Releases:
+        assert isinstance(privacy, GradientSettings)
+        return Releases(privacy.steps, privacy.sample_rate, self.count_multiplier)
 
 
 @dataclass(frozen=True)
 class GradientFedDM(TrainsOnUnion):
-    """Clients learn images of every class by DP-SGD, and upload those of classes they have.
+    """Clients learn images of every class by DP-SGD, and upload those of classes they have."""
 
-    Args:
-        release: What is released of the examples.
-        lr: Learning rate on the images.
-        momentum: Of these steps.
-    """
+    Settings = GradientFedDMSettings
+    settings: GradientFedDMSettings
 
-    release: GradientRelease
-    lr: float
-    momentum: float
+    def __post_init__(self) -> None:
+        if not self.context.examples:
+            raise ConfigError(NUMBER_NEEDED)
+
+    @property
+    def privacy(self) -> GradientSettings:
+        """The mechanism, with its noise."""
+        assert isinstance(self.context.privacy, GradientSettings)
+        return self.context.privacy
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        release = self.release
-        return (
-            Released(1, release.count_multiplier),
-            Released(release.steps, release.noise_multiplier, release.sample_rate),
-        )
+        return guaranteed(self.settings, self.privacy)
+
+    @property
+    def expected_batch(self) -> float:
+        """Examples of a class that are expected in a sample, to divide by; public."""
+        return self.privacy.sample_rate * self.context.examples / self.model.num_classes
 
     def local(
         self,
@@ -88,37 +103,56 @@ class GradientFedDM(TrainsOnUnion):
     ) -> LocalResult:
         del memory
         noise = needed(noise)
-        release = self.release
-        counts = class_counts(data, self.model.num_classes, release.unit)
-        sizes = noise.added(release.steps, counts, 1.0, release.count_multiplier)
-        sampler = Sampler(data, release.unit)
-        slots = torch.arange(self.model.num_classes).repeat_interleave(self.images_per_class)
+        privacy, synthesis = self.privacy, self.settings.synthesis
+        expected_batch, per_class = self.expected_batch, self.settings.images_per_class
+        counts = class_counts(data, self.model.num_classes, privacy.unit)
+        sizes = noise.added(privacy.steps, counts, 1.0, self.settings.count_multiplier)
+        sampler = Sampler(data, privacy.unit)
+        slots = torch.arange(self.model.num_classes).repeat_interleave(per_class)
         images = torch.randn(len(slots), *self.model.shape, generator=rng).to(data.x.device)
         slots = slots.to(images.device)
         velocity = torch.zeros_like(images)
-        for step in range(release.steps):
-            params = sample_near(download["params"], release.radius, rng)
-            sample = sampler.sample(partial(noise.sample, step, rate=release.sample_rate))
+        for step in range(privacy.steps):
+            params = sample_near(download["params"], synthesis.radius, rng)
+            sample = sampler.sample(partial(noise.sample, step, rate=privacy.sample_rate))
             total = clipped_image_gradient_sum(
                 self.model,
                 images,
                 slots,
                 params,
                 data.subset(sample.examples.to(images.device)),
-                release.most,
+                privacy.clip,
                 sample.sizes,
             )
-            noisy = noise.added(step, total, release.most, release.noise_multiplier)
-            gradient = (noisy / release.expected_batch).float()
-            images.sub_(velocity.mul_(self.momentum).add_(gradient), alpha=self.lr)
-            tick((step + 1) / release.steps)
-        classes = (sizes >= self.min_class_size).nonzero().flatten()
+            noisy = noise.added(step, total, privacy.clip, privacy.noise_multiplier)
+            gradient = (noisy / expected_batch).float()
+            images.sub_(velocity.mul_(synthesis.momentum).add_(gradient), alpha=synthesis.lr)
+            tick((step + 1) / privacy.steps)
+        classes = (sizes >= self.settings.min_class_size).nonzero().flatten()
         if not len(classes):
             return LocalResult(self.pack_nothing())
         chosen = torch.isin(slots, classes)
-        kept = torch.arange(len(classes)).repeat_interleave(self.images_per_class)
+        kept = torch.arange(len(classes)).repeat_interleave(per_class)
         upload = self.pack(images[chosen], classes.cpu().tolist(), kept, sizes[classes].cpu())
         return LocalResult(upload)
+
+    @property
+    def starts_from_real_images(self) -> bool:
+        return False
+
+    @property
+    def class_noise(self) -> float:
+        if self.privacy.unit != "example":
+            raise ConfigError(UNKNOWN_CLASSES.format(unit=self.privacy.unit))
+        return self.settings.count_multiplier
+
+    def passes(self, table: ClassTable) -> Work:
+        privacy = self.privacy
+        large = table >= self.settings.min_class_size
+        images = float(self.num_images(table)[large].sum())
+        # A step embeds all images, and goes back to them once per example.
+        seen = privacy.steps * privacy.sample_rate * float(table.sum())
+        return Work(Passes(forward=seen, images=seen), self.server_passes(images))
 
 
 def class_counts(data: Examples, num_classes: int, unit: Unit) -> Tensor:

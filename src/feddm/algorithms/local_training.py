@@ -2,19 +2,109 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, create_model
 from torch import Tensor
 
+from feddm.algorithms.base import NUMBER_NEEDED, ConfiguredAlgorithm, guaranteed
+from feddm.algorithms.costs import ClassTable, Passes, UploadSize, Work
+from feddm.config.presets import Choices, chosen
+from feddm.config.schema import (
+    AlgorithmSettings,
+    Fraction,
+    GuaranteedSettings,
+    Releases,
+    Section,
+    Values,
+)
+from feddm.core.augmentation import Augmentation
 from feddm.core.examples import Examples
-from feddm.core.models import Model
+from feddm.core.models import num_params
+from feddm.core.seeding import generator
 from feddm.core.tensors import Tensors
 from feddm.core.training import SGD, Adjust, Tick, train, unchanged
+from feddm.errors import ConfigError, UnfitAlgorithmError
 from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.gradients import PrivateSGD, train_privately
+from feddm.privacy.gradients import GradientSettings, PrivateSGD, train_privately
 from feddm.privacy.release import Noise, needed
+
+
+class PlainSteps(Section):
+    """Steps of plain SGD on the weights."""
+
+    lr: PositiveFloat = Field(0.01, description="Learning rate.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay of SGD.")
+
+    def sgd(self, augmentation: Augmentation) -> SGD:
+        """Returns how a client trains. Under privacy, epochs and batches are not used."""
+        own = self.model_dump(exclude={"augment"})
+        augment = getattr(self, "augment", False)
+        return SGD(
+            **{"epochs": 1, "batch_size": 1, **own},
+            augmentation=augmentation if augment else None,
+        )
+
+
+class Steps(PlainSteps):
+    """Steps of SGD on the weights."""
+
+    momentum: Fraction = Field(0.0, description="Momentum of SGD.")
+
+
+class PlainTraining(PlainSteps):
+    """Training on a client with plain SGD."""
+
+    epochs: PositiveInt = Field(10, description="Passes over the client's data.")
+    batch_size: PositiveInt = Field(256, description="Examples per step.")
+    augment: bool = Field(False, description="Train on randomly changed images.")
+
+
+class Training(PlainTraining, Steps):
+    """Training on a client with SGD."""
+
+
+_QUICK: Choices = {
+    "quick": {
+        "": {"local": {"epochs": 2, "momentum": 0.9}},
+        "digits": {"local": {"batch_size": 16}},  # clients have some 140 images
+    }
+}
+
+
+class LocalSettings(AlgorithmSettings):
+    """Settings of an algorithm whose clients train the weights."""
+
+    local: PlainTraining = PlainTraining()
+
+    @classmethod
+    def preset(cls, preset: str, dataset: str) -> Values:
+        return chosen(_QUICK, preset, dataset)
+
+    def releases(self, privacy: GuaranteedSettings) -> Releases:
+        assert isinstance(privacy, GradientSettings)
+        return Releases(privacy.steps, privacy.sample_rate)
+
+
+def _privately(settings: type[LocalSettings], owner: type) -> type[LocalSettings]:
+    """Returns the same settings for DP-SGD, which has neither epochs nor batches."""
+    steps = Steps if "momentum" in type(settings().local).model_fields else PlainSteps
+    private: Any = create_model(
+        "PrivateSettings",
+        __base__=settings,
+        __module__=owner.__module__,
+        __doc__=settings.__doc__,
+        local=(steps, steps()),
+    )
+    private.__qualname__ = f"{owner.__qualname__}.PrivateSettings"  # where pickle finds it
+    private.instead = {
+        "local.epochs": "privacy.steps says how many steps there are, for all clients alike",
+        "local.batch_size": "privacy.sample_rate says how likely an example is to be in a step",
+        "local.augment": "the change of one image would depend on the others",
+    }
+    return cast(type[LocalSettings], private)
 
 
 class Trained(NamedTuple):
@@ -27,22 +117,61 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainsLocally:
+class TrainsLocally(ConfiguredAlgorithm):
     """Clients start from the server's weights and train on their data.
 
-    Args:
-        model: What is learned.
-        local_sgd: How clients train.
-        private: How they train under privacy, by DP-SGD; ``None`` trains as usual.
+    Under the mechanism ``gradients`` they train by DP-SGD, whatever the algorithm.
     """
 
-    model: Model
-    local_sgd: SGD
-    private: PrivateSGD | None = field(default=None, kw_only=True)
+    Settings: ClassVar[type[LocalSettings]]
+    PrivateSettings: ClassVar[type[LocalSettings]]
+
+    settings: LocalSettings
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.PrivateSettings = _privately(cls.Settings, cls)
+
+    def __post_init__(self) -> None:
+        if self.context.privacy is not None and not self.context.examples:
+            raise ConfigError(NUMBER_NEEDED)
+
+    @classmethod
+    def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:
+        if mechanism not in (None, "gradients"):
+            raise UnfitAlgorithmError(
+                f"--privacy {mechanism} is for feddm; other algorithms take gradients"
+            )
+        return cls.Settings if mechanism is None else cls.PrivateSettings
+
+    @property
+    def local_sgd(self) -> SGD:
+        """How clients train."""
+        return self.settings.local.sgd(self.context.augmentation)
+
+    @property
+    def private(self) -> PrivateSGD | None:
+        """How clients train under privacy; ``None`` without."""
+        privacy = self.context.privacy
+        if privacy is None:
+            return None
+        assert isinstance(privacy, GradientSettings)
+        return PrivateSGD(
+            self.local_sgd,
+            steps=privacy.steps,
+            sample_rate=privacy.sample_rate,
+            expected_batch=privacy.sample_rate * self.context.examples,
+            most=privacy.clip,
+            noise_multiplier=privacy.noise_multiplier,
+            unit=privacy.unit,
+        )
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        return self.private.planned if self.private else (Unprotected("weights"),)
+        privacy = self.context.privacy
+        if isinstance(privacy, GuaranteedSettings):
+            return guaranteed(self.settings, privacy)
+        return (Unprotected("weights"),)
 
     def trained(
         self,
@@ -54,14 +183,25 @@ class TrainsLocally:
         adjust: Adjust = unchanged,
     ) -> Trained:
         """Returns what a client learned: with privacy if that is asked for, else as usual."""
-        if self.private is None:
+        private = self.private
+        if private is None:
             after = train(
                 self.model, params, data, self.local_sgd, rng, adjust=adjust, tick=tick
             )
             metrics = {"loss": after.loss, "steps": after.steps}
             return Trained(after.params, after.steps, len(data), metrics)
-        private = train_privately(
-            self.model, params, data, self.private, needed(noise), adjust=adjust, tick=tick
+        noisy = train_privately(
+            self.model, params, data, private, needed(noise), adjust=adjust, tick=tick
         )
         # All count the same, and there are no figures: both would tell about the examples.
-        return Trained(private, self.private.steps, 1, {})
+        return Trained(noisy, private.steps, 1, {})
+
+    def passes(self, table: ClassTable) -> Work:
+        private = self.private
+        epochs = private.steps * private.sample_rate if private else self.local_sgd.epochs
+        return Work(Passes(weights=float(table.sum()) * epochs))
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        weights = len(table) * num_params(self.model.init(generator(0, "size")))
+        # And how many examples a client has, as a 64-bit number.
+        return UploadSize(weights, 4 * weights + 8 * len(table))

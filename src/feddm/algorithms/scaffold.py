@@ -14,13 +14,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from pydantic import Field, PositiveFloat
 
 from feddm.algorithms.base import LocalResult, Upload, parse_like
-from feddm.algorithms.local_training import TrainsLocally
+from feddm.algorithms.costs import ClassTable, UploadSize
+from feddm.algorithms.local_training import LocalSettings, TrainsLocally
 from feddm.core.examples import Examples
 from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
 from feddm.core.training import Tick
 from feddm.privacy.release import Noise
+
+
+class ScaffoldSettings(LocalSettings):
+    """Settings of SCAFFOLD, whose clients take plain steps of SGD."""
+
+    server_lr: PositiveFloat = Field(1.0, description="How far to follow the mean update.")
+
+    instead = {  # noqa: RUF012  # a ClassVar
+        "local.momentum": "SCAFFOLD has none, because momentum would count a correction many "
+        "times"
+    }
 
 
 @dataclass(frozen=True)
@@ -28,18 +41,11 @@ class Scaffold(TrainsLocally):
     """Clients correct their gradients by ``c - c_i``, the drift that they can foresee.
 
     In the first round all variates are 0; with one client and ``server_lr = 1`` it is FedAvg.
-
-    Args:
-        model: What is learned.
-        local_sgd: How clients train; momentum would count a correction many times.
-        server_lr: How far the server follows the mean update.
-        clients: Number of all clients, whether or not they take part in a round.
-        private: How they train under privacy. A variate is made of what is uploaded, and so is
-            as private as that.
+    Under privacy, a variate is made of what is uploaded, and so is as private as that.
     """
 
-    server_lr: float
-    clients: int
+    Settings = ScaffoldSettings
+    settings: ScaffoldSettings
 
     def init(self, params: Tensors) -> Records:
         return {"params": params, "control": zip_map(torch.zeros_like, params)}
@@ -92,12 +98,18 @@ class Scaffold(TrainsLocally):
                 yield upload.records, 1.0
 
         mean = weighted_mean(changes())
-        share = cohort / self.clients
+        share, lr = cohort / self.context.clients, self.settings.server_lr
         return {
             "params": zip_map(
-                lambda x, update: x + self.server_lr * update, state["params"], mean["update"]
+                lambda x, update: x + lr * update,
+                state["params"],
+                mean["update"],
             ),
             "control": zip_map(
                 lambda c, change: c + share * change, state["control"], mean["control"]
             ),
         }
+
+    def upload_size(self, table: ClassTable) -> UploadSize:
+        weights = super().upload_size(table).floats
+        return UploadSize(2 * weights, 8 * weights)

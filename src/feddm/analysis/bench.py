@@ -1,8 +1,7 @@
-"""Measurements of speed: side by side in one process, as ratios, several times over.
+"""Speed measurements, as ratios of tasks that alternate in one process.
 
-Seconds on one machine say little about another, and on a busy machine they say little at all.
-So whatever is compared is measured in turn, again and again, and what counts is the median of
-the ratios.
+Seconds on one machine say little about another machine, and little at all on a busy one. So
+tasks are compared by running them in turn, several times; the result is the median ratio.
 """
 
 from __future__ import annotations
@@ -22,45 +21,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddm.algorithms.base import Algorithm, Upload
-from feddm.algorithms.fedavg import FedAvg
+from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context, Upload
+from feddm.algorithms.fedavg import FedAvg, FedAvgSettings
 from feddm.algorithms.feddm import FedDM
-from feddm.config.schema import Config, resolve
+from feddm.algorithms.local_training import Training
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.compile import accelerated, compiler_problem
 from feddm.core.examples import Batch, Examples, Normalization
+from feddm.core.flops import forward_flops
 from feddm.core.models import CHUNK, ConvNet, Model
 from feddm.core.seeding import generator
 from feddm.core.tensors import num_bytes
-from feddm.core.training import SGD, ball, ignore, mean_gradient
+from feddm.core.training import ball, ignore, mean_gradient
 from feddm.privacy.noise import Secret
 from feddm.privacy.release import Noise
 from feddm.runtime.build import build_algorithm
 from feddm.runtime.client import Task, threads
 from feddm.runtime.local import InProcess
-from feddm.runtime.workload import forward_flops, passes
 
 NORMALIZATION = Normalization((0.5,) * 3, (0.25,) * 3)
 SHAPE, CLASSES = (3, 32, 32), 10  # CIFAR10's
 CLIENT = (5000, 9)  # examples and classes of the client whose update is measured
 LITERAL_STEPS = 1000
-PASS_FLOPS = 30e9  # operations that are measured at once, of a pass
+PASS_FLOPS = 30e9  # operations per measurement of a pass
 EQUAL_CLIENT = 512  # examples of each of eight clients, for the speed-up of workers
-SMALL_CLIENTS = 1000  # with four examples each, for what a client costs a worker
+SMALL_CLIENTS = 1000  # with four examples each, for the overhead per client
 ROUND = 50_000  # examples of the round whose memory is measured
 WORKERS = 2
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """How fast a pass through the ConvNet is.
+    """Speed of a pass through the ConvNet.
 
     Args:
         mode: ``eager`` or ``compiled``.
-        name: ``forward``, ``images`` (and back to the images) or ``weights`` (to the weights).
-        images_per_second: How many images pass in a second.
-        gflops: Billions of operations a second: convolutions and matrix products that are
-            computed, two for each multiply-add.
-        share: That by what one thread reaches in a product of two large matrices.
+        name: ``forward``, ``images`` (forward and back to the images) or ``weights`` (forward
+            and back to the weights).
+        images_per_second: Images per second.
+        gflops: Billions of operations per second, in convolutions and matrix products; a
+            multiply-add counts as two.
+        share: `gflops` divided by what one thread reaches in a product of large matrices.
     """
 
     mode: str
@@ -72,16 +74,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client computes and sends in a round.
+    """The work and upload of one client in a round.
 
     Args:
         name: ``literal``, ``quick`` or ``fedavg``.
-        settings: What it does, in words.
-        forward: Images that pass forward only.
-        backward: Images that pass forward and back.
-        seconds: How long that takes.
-        ratio: That by the seconds of ``quick``, the median of those measured in turn.
-        bytes_up: Bytes that the client sends.
+        settings: Its settings, as text.
+        forward: Number of images that pass forward only.
+        backward: Number of images that pass forward and back.
+        seconds: Time of the update.
+        ratio: Time divided by that of ``quick``; the median over repeats.
+        bytes_up: Size of the upload.
         measured: Which part was measured, if not all.
     """
 
@@ -97,15 +99,15 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Workers:
-    """What worker processes give.
+    """Speed-up and overhead of worker processes.
 
     Args:
-        workers: How many there are.
-        speedup: Seconds of one by seconds of all, eight equal clients.
-        overhead_ms: What a small client costs a worker beyond its own computation.
-        clients: How many such clients there were.
+        workers: Number of workers.
+        speedup: Time with one worker divided by time with all, for eight equal clients.
+        overhead_ms: Time per small client beyond its own computation.
+        clients: Number of small clients.
         memory_few_mb: Memory of this process after a tenth of them.
-        memory_all_mb: And after all.
+        memory_all_mb: Memory of this process after all of them.
     """
 
     workers: int
@@ -118,9 +120,9 @@ class Workers:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of a round with ten clients, 50,000 images, and two workers, in MB.
+    """Peak memory of a round with ten clients, 50,000 images and two workers, in MB.
 
-    Pages that processes share are counted in each of them: this is an upper bound.
+    This is an upper bound: pages shared by several processes are counted in each.
     """
 
     server_mb: float
@@ -128,13 +130,13 @@ class Memory:
 
     @property
     def total_mb(self) -> float:
-        """Of all processes."""
+        """Peak memory of all processes."""
         return self.server_mb + self.workers_mb
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was measured."""
+    """All measurements."""
 
     machine: dict[str, str]
     width: int
@@ -145,7 +147,7 @@ class Report:
     projection_share: float
     workers: Workers
     memory: Memory
-    private_ratio: float = math.nan  # seconds of a private client by those of a plain one
+    private_ratio: float = math.nan  # time of a private client divided by that of a plain one
 
 
 def measure(
@@ -154,21 +156,21 @@ def measure(
     compile_: bool = True,
     tick: Callable[[str], None] = print,
 ) -> Report:
-    """Measures everything; on two cores in some minutes.
+    """Measures everything; takes about ten minutes on two cores.
 
     Args:
-        width: Channels of the ConvNet.
-        repeats: How often what is compared is measured in turn.
-        compile_: Whether to compile too, where that works.
-        tick: Told what is measured next.
+        width: Width of the ConvNet, in channels.
+        repeats: How often each comparison is measured.
+        compile_: Whether to also measure compiled code, if the compiler works.
+        tick: Called with the name of each measurement before it starts.
     """
     problem = compiler_problem() if compile_ else "not asked for"
     with threads(1):
-        tick("products of matrices and passes through the ConvNet")
+        tick("matrix products and passes through the ConvNet")
         sgemm, kernels = _kernels(width, repeats, compiled=problem is None)
-        tick("one client's update: the paper's, quick, and FedAvg's")
+        tick("one client's update: the paper's, quick and FedAvg")
         updates = _updates(width, repeats, compiled=problem is None)
-        tick("the server's step")
+        tick("a server step")
         projection = _projection_share(width, repeats)
         tick("a private client")
         private = _private_ratio(width, repeats, compiled=problem is None)
@@ -190,7 +192,7 @@ def measure(
 
 
 def machine() -> dict[str, str]:
-    """Returns what the seconds depend on."""
+    """Returns the machine and the versions that the times depend on."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -201,7 +203,7 @@ def machine() -> dict[str, str]:
 
 
 def in_turn(tasks: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Returns the seconds of each task, measured so often, always one after the other."""
+    """Returns `repeats` times in seconds for each task, measured in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(repeats):
         for name, task in tasks.items():
@@ -212,7 +214,7 @@ def in_turn(tasks: Mapping[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:
-    """Returns the median of the ratios of what was measured in turn.
+    """Returns the median of the ratios of times measured in turn.
 
     >>> median_ratio([4.0, 9.0, 2.0], [2.0, 3.0, 2.0])
     2.0
@@ -225,8 +227,8 @@ def _kernels(width: int, repeats: int, compiled: bool) -> tuple[float, tuple[Ker
     params = plain.init(generator(0, "bench"))
     batch = Batch(torch.randn(CHUNK, *SHAPE), torch.arange(CHUNK) % CLASSES, None)
     forward = forward_flops(plain)
-    # The image's part of the backward pass has as many operations as the forward pass, and so
-    # has the weights' part; training needs no gradient of the first convolution's input.
+    # In the backward pass, the gradient of the inputs takes as many operations as the forward
+    # pass, and so does that of the weights. Training needs no gradient of the first input.
     first = forward_flops(dataclasses.replace(plain, depth=1)) - 2 * CLASSES * width * 256
     flops = {"forward": forward, "images": 2 * forward, "weights": 3 * forward - first}
     times = {name: math.ceil(PASS_FLOPS / (CHUNK * each)) for name, each in flops.items()}
@@ -240,7 +242,7 @@ def _kernels(width: int, repeats: int, compiled: bool) -> tuple[float, tuple[Ker
     for mode, model in modes.items():
         for name, task in _pass_of(model, params, batch).items():
             tasks[f"{mode} {name}"] = _repeated(task, times[name])
-    in_turn(tasks, 1)  # to warm up, and to compile
+    in_turn(tasks, 1)  # warm up and compile
     seconds = in_turn(tasks, 3 * repeats)
     gemm = [5 * 2 * size**3 / 1e9 / s for s in seconds["sgemm"]]
     kernels = []
@@ -288,7 +290,7 @@ def _repeated(task: Callable[[], object], times: int) -> Callable[[], None]:
 
 
 def examples(num: int, classes: int, seed: int = 0) -> Examples:
-    """Returns noise in the shape of CIFAR10: speed does not depend on what images show."""
+    """Returns noise in the shape of CIFAR10: speed does not depend on the content."""
     pixels = torch.randint(
         0, 256, (num, *SHAPE), dtype=torch.uint8, generator=generator(seed, "bench")
     )
@@ -310,20 +312,16 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
         "quick": config("quick", "feddm"),
         "fedavg": config("paper", "fedavg", **{"local.epochs": 10}),
     }
-    # A few steps of the long ones stand for all: every step costs the same.
+    # Every step costs the same, so a few steps of the long updates are enough.
     few = 3
-    literal = build_algorithm(configs["literal"], model)
+    literal, shortest = (
+        build_algorithm(config("paper", "feddm", **{"synthesis.steps": steps}), model)
+        for steps in (few, 1)
+    )
     quick = build_algorithm(configs["quick"], model)
-    fedavg = build_algorithm(configs["fedavg"], model)
-    assert isinstance(literal, FedDM)
+    fedavg = build_algorithm(config("paper", "fedavg", **{"local.epochs": 1}), model)
     assert isinstance(fedavg, FedAvg)
-    literal = dataclasses.replace(
-        literal, synthesis=dataclasses.replace(literal.synthesis, steps=few)
-    )
     part = data.subset(torch.arange(2 * fedavg.local_sgd.batch_size))
-    fedavg = dataclasses.replace(
-        fedavg, local_sgd=dataclasses.replace(fedavg.local_sgd, epochs=1)
-    )
     download = {"params": model.init(generator(0, "bench"))}
     bytes_up: dict[str, int] = {}
 
@@ -335,10 +333,7 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
 
         return run
 
-    shortest = dataclasses.replace(
-        literal, synthesis=dataclasses.replace(literal.synthesis, steps=1)
-    )
-    update("literal", shortest, data)()  # to warm up, and to compile
+    update("literal", shortest, data)()  # warm up and compile
     update("fedavg", fedavg, part)()
     scale = {
         "literal": LITERAL_STEPS / few,
@@ -361,11 +356,12 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
     updates = []
     for name, chosen in configs.items():
         whole = [scale[name] * s for s in seconds[name]]
-        work = passes(chosen, table).clients
+        algorithm = build_algorithm(chosen, model)
+        work = algorithm.passes(table).clients
         updates.append(
             ClientUpdate(
                 name=name,
-                settings=_settings(chosen),
+                settings=_settings(algorithm),
                 forward=work.forward,
                 backward=work.images + work.weights,
                 seconds=statistics.median(whole),
@@ -377,10 +373,12 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
     return tuple(updates)
 
 
-def _settings(config: Config) -> str:
-    if config.algorithm == "fedavg":
-        return f"{config.local.epochs} epochs, batches of {config.local.batch_size}"
-    synthesis = config.synthesis
+def _settings(algorithm: ConfiguredAlgorithm) -> str:
+    if isinstance(algorithm, FedAvg):
+        sgd = algorithm.local_sgd
+        return f"{sgd.epochs} epochs, batches of {sgd.batch_size}"
+    assert isinstance(algorithm, FedDM)
+    synthesis = algorithm.settings.synthesis
     networks = (
         "a new network each"
         if synthesis.networks == "fresh"
@@ -390,10 +388,10 @@ def _settings(config: Config) -> str:
 
 
 def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
-    """Returns how much longer a private client of FedDM takes than a plain one.
+    """Returns the time of a private FedDM client divided by that of a plain one.
 
-    Both do one network's share of the quick preset's work: the network sees 256 examples of
-    each class, and ten steps follow.
+    Both do the quick preset's work for one network: it sees 256 examples per class, and ten
+    steps follow.
     """
     model = accelerated(ConvNet(SHAPE, CLASSES, width), compiled, "float32")
     data = examples(256 * CLASSES, CLASSES)
@@ -410,7 +408,8 @@ def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
     }
     options = {"dataset": "cifar10", "width": width}
     plain = build_algorithm(resolve(options=options, settings=equal), model)
-    private = build_algorithm(resolve(options=options, settings=equal | noise), model)
+    noisy = resolve(options=options, settings=equal | noise, shared=True)
+    private = build_algorithm(noisy, model)
     download = {"params": model.init(generator(0, "bench"))}
     secret = Secret(bytes(32), for_tests=True)
 
@@ -420,19 +419,19 @@ def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
         )
 
     tasks = {"plain": update(plain), "private": update(private)}
-    in_turn(tasks, 1)  # to warm up, and to compile
+    in_turn(tasks, 1)  # warm up and compile
     seconds = in_turn(tasks, repeats)
     return median_ratio(seconds["private"], seconds["plain"])
 
 
 def _projection_share(width: int, repeats: int) -> float:
-    """Returns how much of a server's step goes into staying in the ball."""
+    """Returns the share of a server step that the projection into the ball takes."""
     model = ConvNet(SHAPE, CLASSES, width)
     center = model.init(generator(0, "bench"))
     params = {name: tensor + 1e-3 for name, tensor in center.items()}
     data = examples(256, CLASSES)
     batch = data[torch.arange(256)]
-    project = ball(center, 1e-3)  # so small that it always bites
+    project = ball(center, 1e-3)  # so small that it always projects
     tasks: dict[str, Callable[[], object]] = {
         "gradient": lambda: mean_gradient(model, params, batch),
         "projection": _repeated(lambda: project(params), 20),
@@ -446,8 +445,7 @@ def _projection_share(width: int, repeats: int) -> float:
 
 def _workers(repeats: int) -> Workers:
     model = ConvNet(SHAPE, CLASSES, 32)
-    sgd = SGD(lr=0.01, epochs=1, batch_size=256)
-    fedavg = FedAvg(model, sgd)
+    fedavg = FedAvg(FedAvgSettings(local=Training(epochs=1)), Context(model))
     download = {"params": model.init(generator(0, "bench"))}
     num = 8 * EQUAL_CLIENT
     equal, shards = examples(num, CLASSES), np.split(np.arange(num), 8)
@@ -459,7 +457,7 @@ def _workers(repeats: int) -> Workers:
             "alone": lambda: _drain(alone, 8, download),
             "together": lambda: _drain(together, 8, download),
         }
-        in_turn(tasks, 1)  # to start the processes
+        in_turn(tasks, 1)  # start the processes
         seconds = in_turn(tasks, repeats)
     clients = SMALL_CLIENTS
     small, shards = examples(4 * clients, CLASSES), np.split(np.arange(4 * clients), clients)
@@ -481,13 +479,13 @@ def _workers(repeats: int) -> Workers:
 
 
 def _drain(engine: InProcess, clients: int, download: Any, first: int = 0) -> float:
-    """Has clients work, and returns the seconds of their own computation."""
+    """Runs the clients and returns the seconds of their own computation."""
     tasks = (Task(client, 1, 0, download) for client in range(first, clients))
     return sum(reply.seconds for reply in engine.run(tasks, lambda client, fraction: None))
 
 
 def _memory(width: int, compiled: bool) -> Memory:
-    """Measures a round of two steps: how many there are does not change the memory."""
+    """Measures a round of two steps; more steps would not need more memory."""
     options = {"dataset": "cifar10", "width": width}
     settings = {"synthesis.steps": 2, "synthesis.networks": 2, "server.epochs": 1}
     config = resolve(preset="quick", options=options, settings=settings)
@@ -517,7 +515,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def _status_mb(pid: int, key: str) -> float:
-    """Returns a figure about a process, where the system tells it: else not a number."""
+    """Returns a value from ``/proc/PID/status`` in MB; nan on systems without it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -527,7 +525,7 @@ def _status_mb(pid: int, key: str) -> float:
 
 
 def processor() -> str:
-    """Returns the name of the processor, if the system tells it."""
+    """Returns the name of the processor, if the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

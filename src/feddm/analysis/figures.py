@@ -1,4 +1,4 @@
-"""Pictures as files, drawn by matplotlib: the extra ``figures``."""
+"""Figures drawn by matplotlib. Needs the extra ``figures``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Point(NamedTuple):
-    """Where a run is after a round."""
+    """The state of a run after a round."""
 
-    megabytes: float  # that all clients sent until then
+    megabytes: float  # sent by all clients so far
     accuracy: float
 
 
 def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
-    """Draws a bar for each client, in it the examples of each class, and returns the file.
+    """Draws one bar per client, divided by class, and returns the file.
 
     Args:
-        table: Examples of each class (columns) of each client (rows).
+        table: Number of examples per client (rows) and class (columns).
         names: Names of the classes.
-        path: File to write; its ending chooses the format, and without one it is a PNG.
+        path: File to write. Its suffix selects the format; the default is PNG.
     """
     figure = _figure(8, 1.2 + 0.28 * len(table))
     axes = figure.add_subplot()
@@ -57,14 +57,14 @@ def draw_partition(table: npt.NDArray[np.int64], names: tuple[str, ...], path: P
 def draw_curves(
     runs: Mapping[str, Sequence[Sequence[Point]]], path: Path, caption: str = ""
 ) -> Path:
-    """Draws accuracy by round and by what clients sent until then, and returns the file.
+    """Draws accuracy by round and by upload, and returns the file.
 
-    A line is the mean over seeds, with a band from the lowest to the highest.
+    Lines are means over seeds; bands show the lowest and highest seed.
 
     Args:
-        runs: For each name and seed, a point for each round.
-        path: File to write; its ending chooses the format, and without one it is a PNG.
-        caption: A line below.
+        runs: Points of each round, by name and seed.
+        path: File to write. Its suffix selects the format; the default is PNG.
+        caption: Text below the figure.
     """
     figure = _figure(9, 3.6)
     if caption:
@@ -85,12 +85,12 @@ def draw_panels(
     """Draws the curves of several comparisons side by side, and returns the file.
 
     Args:
-        panels: Runs as `draw_curves` takes them, by the title of the comparison.
-        levels: Accuracies from elsewhere, by title and name: a dashed line in its colour.
-        path: File to write; its ending chooses the format, and without one it is a PNG.
-        caption: A line below.
+        panels: Runs as for `draw_curves`, by title of the comparison.
+        levels: Reference accuracies, by title and name: dashed lines in the same colours.
+        path: File to write. Its suffix selects the format; the default is PNG.
+        caption: Text below the figure.
     """
-    alone = len(panels) == 1  # then its two plots are side by side, else one below the other
+    alone = len(panels) == 1  # its two plots are side by side; otherwise one above the other
     figure = _figure(9, 4) if alone else _figure(1 + 3.4 * len(panels), 7.5)
     if caption:
         figure.supxlabel(caption, fontsize="small")
@@ -116,7 +116,7 @@ def draw_panels(
 def _draw_runs(
     runs: Mapping[str, Sequence[Sequence[Point]]], by_round: Axes, by_bytes: Axes
 ) -> None:
-    """Draws runs into two axes: means over seeds, from the lowest to the highest."""
+    """Draws runs into two axes: means over seeds, with bands from lowest to highest."""
     for (name, seeds), color in zip(runs.items(), _colors(len(runs)), strict=True):
         rounds = range(1, 1 + min(map(len, seeds)))
         accuracy = np.array([[100 * p.accuracy for p in s[: len(rounds)]] for s in seeds])
@@ -140,7 +140,7 @@ def _draw_runs(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Returns round numbers for a logarithmic axis, the more of a decade the fewer there are.
+    """Returns round numbers for a log axis: the fewer decades, the more ticks per decade.
 
     >>> log_ticks(0.08, 0.19), log_ticks(0.9, 30), log_ticks(0.05, 2000)
     ([0.08, 0.1, 0.15], [1.0, 2.0, 5.0, 10.0, 20.0], [0.1, 1.0, 10.0, 100.0, 1000.0])
@@ -149,7 +149,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     if high < 100 * low:
         steps = (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 6, 8)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    # Divided where it is below 1, since 0.1 is no power of ten to a computer.
+    # Divide below 1: 3 * 10.0**-1 is 0.30000000000000004.
     at = [s * 10.0**d if d >= 0 else s / 10.0**-d for d in decades for s in steps]
     return [value for value in at if low <= value <= high]
 
@@ -161,14 +161,14 @@ def draw_lines(
     path: Path,
     labels: tuple[str, str] = ("", ""),
 ) -> Path:
-    """Draws functions of one variable and points among them, and returns the file.
+    """Draws functions of one variable and some points, and returns the file.
 
     Args:
-        x: Where the functions are known.
-        lines: What they are there, by their names.
-        points: Where the points are, by their names.
-        path: File to write; its ending chooses the format, and without one it is a PNG.
-        labels: Of the two axes.
+        x: Arguments of the functions.
+        lines: Values of the functions, by name.
+        points: Coordinates of the points, by name.
+        path: File to write. Its suffix selects the format; the default is PNG.
+        labels: Labels of the two axes.
     """
     figure = _figure(6, 4)
     axes = figure.add_subplot()
@@ -185,16 +185,16 @@ def draw_lines(
 
 
 def draw_images(rows: Mapping[str, npt.NDArray[np.uint8]], path: Path, title: str = "") -> Path:
-    """Draws images in rows, each with its name, and returns the file.
+    """Draws rows of images with their names, and returns the file.
 
     Args:
-        rows: Images as numbers, channels, height and width, by the name of their row.
-        path: File to write; its ending chooses the format, and without one it is a PNG.
-        title: Above them.
+        rows: Images of shape (n, channels, height, width), by name of the row.
+        path: File to write. Its suffix selects the format; the default is PNG.
+        title: Text above the images.
     """
     columns = max((len(images) for images in rows.values()), default=0)
     height, width = next((images.shape[2:] for images in rows.values()), (1, 1))
-    # One picture, with a pixel between images: axes for each would take seconds.
+    # One picture with a pixel between images: separate axes would take seconds.
     canvas = np.full((len(rows) * (height + 1), columns * (width + 1), 3), 255, np.uint8)
     for row, images in enumerate(rows.values()):
         for column, image in enumerate(images):
@@ -213,17 +213,17 @@ def draw_images(rows: Mapping[str, npt.NDArray[np.uint8]], path: Path, title: st
 
 
 def check_figure(path: Path) -> None:
-    """Raises an error if a picture could not be drawn there, before hours are spent on it."""
+    """Raises an error if a figure cannot be written to `path`, before hours of work."""
     figure = _figure(1, 1)
     ending = path.suffix.removeprefix(".").lower() or "png"
     if ending not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"cannot draw {path}: pictures are png, pdf or svg, not {ending}")
+        raise ConfigError(f"cannot draw {path}: must be a png, pdf or svg, got {ending}")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot draw {path}: name a file in a folder that exists")
+        raise ConfigError(f"cannot draw {path}: must be a file in an existing directory")
 
 
 def check_figures() -> None:
-    """Raises an error if no picture could be drawn at all."""
+    """Raises an error if matplotlib is missing."""
     _figure(1, 1)
 
 
@@ -232,7 +232,7 @@ def _figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            "pictures need matplotlib: pip install 'feddm[figures]'"
+            "figures need matplotlib: pip install 'feddm[figures]'"
         ) from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
@@ -240,7 +240,7 @@ def _figure(width: float, height: float) -> Figure:
 def _save(figure: Figure, path: Path) -> Path:
     file = path if path.suffix else path.with_suffix(".png")
     if path.is_dir():
-        raise FedDMError(f"cannot draw {path}: it is a folder; name a file in it")
+        raise FedDMError(f"cannot draw {path}: must be a file, not a directory")
     try:
         figure.savefig(file)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: one round in this process, part by part."""
+"""Profiles one round in this process: where its time goes, part by part."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from feddm.core import matching, metrics, training
 from feddm.runtime import build, client
 from feddm.runtime.run import Observer, execute
 
-# The parts of a round, and the functions that do them; a part of the one above is indented.
+# The parts of a round and their functions. Indented parts belong to the part above.
 PARTS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("data, split and model", build.build),
     ("clients", client.perform),
-    ("  networks sampled", matching.sample_near),
+    ("  sampling networks", matching.sample_near),
     ("  real images, forward", matching.real_means),
     ("  synthetic images, forward and back", matching.image_gradient),
     ("training", training.train),
     ("  examples, forward and back", training.mean_gradient),
-    ("  staying in the ball", training.into_ball),
+    ("  projection into the ball", training.into_ball),
     ("evaluation", metrics.evaluate),
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a round: what is done, for how many seconds, and how often."""
+    """A part of a round: its name, its seconds and its number of calls."""
 
     name: str
     seconds: float
@@ -38,11 +38,10 @@ class Part:
 
 
 def profile(config: Config) -> list[Part]:
-    """Runs one round in this process, and returns the whole and then its parts.
+    """Runs one round in this process, and returns the whole round and then its parts.
 
-    The clients of the averaging methods train, and so does the server of FedDM: ``training`` is
-    a part of the one or of the other. Measuring costs little: beside the work that a call does,
-    there are few calls.
+    ``training`` is the clients' for averaging methods, and the server's for FedDM. Profiling
+    adds little time, because there are few calls and each does much work.
     """
     runtime = config.runtime.model_copy(update={"workers": 1})
     one_round = config.model_copy(update={"rounds": 1, "runtime": runtime})

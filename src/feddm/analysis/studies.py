@@ -23,9 +23,10 @@ from typing import Any
 import tomli_w
 
 from feddm.analysis.tables import Row, comparison, to_json
-from feddm.config.schema import Config, nested
+from feddm.config.resolve import nested, qualified
+from feddm.config.schema import Config
 from feddm.errors import EmptyRoundError, LostClientsError, RunDirectoryError
-from feddm.runtime.build import check
+from feddm.runtime.build import check_config
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.run import Observer, execute, resume
 from feddm.runtime.rundir import RunDirectory
@@ -67,7 +68,7 @@ def run_cells(
             f"{study} is not a study and not empty; choose another with --out"
         )
     for cell in cells:
-        check(cell.config)
+        check_config(cell.config)
         _check_begun(cell, cell.directory(study))
     for cell in cells:
         observer.began(cell)
@@ -135,7 +136,9 @@ def _what(config: Config) -> dict[str, Any]:
     values = config.model_dump()
     values["data"].pop("dir")
     values["runtime"].pop("workers")
-    if config.privacy.epsilon:
+    if config.privacy is None:
+        return values
+    if config.privacy.budget:
         # A run writes down the noise that its budget asked for.
         values["privacy"].pop("noise_multiplier")
     if config.privacy.ledger not in ("", "new"):
@@ -147,8 +150,8 @@ def _what(config: Config) -> dict[str, Any]:
 def choices(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Returns every choice of one value for each key.
 
-    >>> choices({"local.lr": [0.1, 0.01], "local.mu": [1]})
-    [{'local.lr': 0.1, 'local.mu': 1}, {'local.lr': 0.01, 'local.mu': 1}]
+    >>> choices({"local.lr": [0.1, 0.01], "mu": [1]})
+    [{'local.lr': 0.1, 'mu': 1}, {'local.lr': 0.01, 'mu': 1}]
     """
     return [
         dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
@@ -166,7 +169,8 @@ def setting_name(choice: Mapping[str, Any]) -> str:
 
 def winner_toml(algorithm: str, choice: Mapping[str, Any]) -> str:
     """Returns a configuration file that holds a choice and nothing else."""
-    return tomli_w.dumps({"algorithm": algorithm, **nested(choice)})
+    settings = {"algorithm.name": algorithm} | {qualified(k): v for k, v in choice.items()}
+    return tomli_w.dumps(nested(settings))
 
 
 def write_results(

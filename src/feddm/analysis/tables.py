@@ -1,4 +1,4 @@
-"""One type of table, and the table that compares runs: accuracy, rounds, bytes, seconds."""
+"""The table type, and the table that compares runs: accuracy, rounds, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from feddm.runtime.federation import RoundRecord
 from feddm.runtime.results import finite
 from feddm.runtime.wording import epsilon_cell, guarantee, label
 
-Curve = Sequence[RoundRecord]  # of one seed; empty if the run failed
+Curve = Sequence[RoundRecord]  # of one seed; empty if it failed
 
-GAP = 2  # blanks between columns
-WORDS = ("", "method", "minimum of")  # titles of columns of words, which are aligned left
-# Columns that a narrow screen leaves out, in this order; the highest targets follow.
+GAP = 2  # spaces between columns
+# Titles of columns of words: aligned left, as the first column is. Numbers are aligned right.
+WORDS = ("method", "settings", "pass", "measured", "value")
+# Columns that a narrow screen drops, in this order; then the highest targets.
 LESS_NEEDED = ("best %", "MB down", "client s")
 SHORTEST_NAME = 12
 
@@ -33,9 +34,9 @@ class Table:
 
     Args:
         titles: Column titles.
-        lines: The cells of each row as text.
-        records: The rows as numbers, by name.
-        notes: What you need to know to read it.
+        lines: Cells of each row, as text.
+        records: Rows as numbers, by name.
+        notes: What a reader needs to know.
     """
 
     titles: Sequence[str]
@@ -53,7 +54,7 @@ class Table:
             for number, name in enumerate(names):
                 cells = [name, *("" if number else line[n] for n in widths if n)]
                 padded = [
-                    f"{cell:{'<' if self.titles[n] in WORDS else '>'}{widths[n]}}"
+                    f"{cell:{'<' if self._is_words(n) else '>'}{widths[n]}}"
                     for n, cell in zip(widths, cells, strict=True)
                 ]
                 text += (" " * GAP).join(padded).rstrip() + "\n"
@@ -61,7 +62,7 @@ class Table:
 
     def to_markdown(self) -> str:
         """Returns the table and its notes in Markdown."""
-        marks = ["---" if title in WORDS else "---:" for title in self.titles]
+        marks = ["---" if self._is_words(n) else "---:" for n in range(len(self.titles))]
         lines = (self.titles, marks, *self.lines)
         table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
         return table + "".join(f"\n{note}\n" for note in self.notes)
@@ -69,10 +70,6 @@ class Table:
     def to_csv(self) -> str:
         """Returns the records, one per line."""
         return csv_text(self.records)
-
-    def to_json(self) -> str:
-        """Returns the records."""
-        return json.dumps(finite(list(self.records)), indent=2, allow_nan=False)
 
     def in_parts(self) -> Table:
         """Returns the table with each value of its first column on a line of its own."""
@@ -82,9 +79,12 @@ class Table:
             lines += [[f"  {name}", *rest] for _, name, *rest in group]
         return Table(self.titles[1:], lines, self.records, self.notes)
 
+    def _is_words(self, column: int) -> bool:
+        return column == 0 or self.titles[column] in WORDS
+
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns records with the same keys as CSV; what is not finite is left empty."""
+    """Returns records with the same keys as CSV. Values that are not finite are empty."""
     file = io.StringIO()
     writer = csv.DictWriter(file, records[0] if records else [], lineterminator="\n")
     writer.writeheader()
@@ -93,10 +93,10 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
-    """Returns the columns that fit, each with its width; only the first may be too narrow.
+    """Returns the columns that fit, with their widths. Only the first may be too narrow.
 
     Args:
-        lines: Titles, and then the cells of each row; the name comes first.
+        lines: Titles, then the cells of each row; the name comes first.
         room: Width of the screen.
     """
     widths = {
@@ -116,14 +116,14 @@ def fitting(lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation over seeds; one seed has no deviation."""
+    """Mean and sample standard deviation over seeds; ``std`` is ``None`` for one seed."""
 
     mean: float
     std: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Returns the spread of the values.
+        """Returns the mean and standard deviation of the values.
 
         >>> Spread.of([1.0, 3.0])
         Spread(mean=2.0, std=1.4142135623730951)
@@ -134,12 +134,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference to another row, seed by seed, over the seeds that both have.
+    """Mean difference from the baseline, paired by seed, over the seeds that both have.
 
     Args:
-        name: The other row.
-        mean: The mean difference.
-        error: Its standard error; one seed has none.
+        name: Name of the baseline.
+        mean: Mean difference.
+        error: Its standard error; ``None`` for one seed.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Difference:
 
     @classmethod
     def of(cls, name: str, ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-        """Returns the difference of values that were measured with the same seeds.
+        """Returns the difference of values measured with the same seeds.
 
         >>> Difference.of("fedavg", [0.5, 0.75], [0.25, 0.75])
         Difference(name='fedavg', mean=0.125, error=0.125)
@@ -160,14 +160,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reached:
-    """When an accuracy was first reached, over the seeds that did.
+    """When a target accuracy was first reached, averaged over the seeds that reached it.
 
     Args:
-        accuracy: The accuracy.
-        seeds: How many seeds reached it.
-        rounds: After how many rounds, on average; ``None`` if no seed did.
-        bytes_up: Bytes that all clients had sent by then.
-        bytes_down: Bytes that all clients had received by then.
+        accuracy: Target accuracy.
+        seeds: Number of seeds that reached it.
+        rounds: Mean number of rounds; ``None`` if no seed reached it.
+        bytes_up: Bytes sent by all clients until then.
+        bytes_down: Bytes received by all clients until then.
     """
 
     accuracy: float
@@ -179,25 +179,25 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one algorithm, over the seeds that ended.
+    """Results of one method, over the seeds that finished.
 
     Args:
-        name: Its name.
-        seeds: How many seeds ended.
-        failed: How many did not, because training diverged.
+        name: Name of the method.
+        seeds: Number of seeds that finished.
+        failed: Number of seeds that failed because training diverged.
         final: Accuracy after the last round.
         best: Accuracy of the best round.
-        reached: When given accuracies were reached.
-        bytes_up: Bytes a round that all clients sent.
-        bytes_down: Bytes a round that all clients received.
-        client_seconds: Computing seconds a round of all clients together; nan with privacy.
-        server_seconds: Computing seconds a round of the server.
-        difference: Final accuracy less that of the row that all are compared with.
-        epsilon: The most that any client has spent after the last round, of any seed; infinite
-            if nothing is guaranteed, and ``None`` without privacy.
-        delta: Of that guarantee.
-        unit: What it protects.
-        privacy: The mechanism that gives it, or in words that there is none.
+        reached: When the target accuracies were reached.
+        bytes_up: Bytes per round sent by all clients.
+        bytes_down: Bytes per round received by all clients.
+        client_seconds: Computing time per round of all clients together; nan with privacy.
+        server_seconds: Computing time per round of the server.
+        difference: Difference of the final accuracy from the baseline.
+        epsilon: Largest epsilon spent by any client of any seed after the last round; infinite
+            without a guarantee, ``None`` without privacy.
+        delta: Delta of that guarantee.
+        unit: Unit of privacy.
+        privacy: Privacy mechanism, or a text that says that there is no guarantee.
     """
 
     name: str
@@ -224,12 +224,12 @@ def _mean(values: Sequence[float]) -> float:
 def summarize(
     runs: Mapping[str, Sequence[Curve]], targets: Iterable[float], against: str | None = None
 ) -> list[Row]:
-    """Returns a row for each algorithm.
+    """Returns one row per method.
 
     Args:
-        runs: For each name, the records of each seed.
-        targets: Accuracies to be reached.
-        against: The name that all others are compared with, seed by seed.
+        runs: Records of each seed, by method.
+        targets: Target accuracies.
+        against: Name of the baseline; others are compared with it seed by seed.
     """
     rows = []
     targets = list(targets)
@@ -251,14 +251,14 @@ def summarize(
                 difference=None
                 if against is None or against == name
                 else _difference(against, seeds, runs[against]),
-                **_promise([records[-1] for records in done]),
+                **_guarantee([records[-1] for records in done]),
             )
         )
     return rows
 
 
-def _promise(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Returns what holds for all of these, so what the least private one says."""
+def _guarantee(records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Returns the guarantee that holds for all records: that of the least private one."""
     private = [record for record in records if record.epsilon is not None]
     if not private:
         return {}
@@ -274,7 +274,7 @@ def _difference(name: str, ours: Sequence[Curve], theirs: Sequence[Curve]) -> Di
 
 
 def reached(seeds: Sequence[Curve], target: float) -> Reached:
-    """Returns when the accuracy was first reached, averaged over the seeds that did."""
+    """Returns when `target` was first reached, averaged over the seeds that reached it."""
     firsts = [
         (number, sum(r.bytes_up for r in path), sum(r.bytes_down for r in path))
         for records in seeds
@@ -289,7 +289,7 @@ def reached(seeds: Sequence[Curve], target: float) -> Reached:
 
 
 def curves(runs: Mapping[str, Sequence[Curve]]) -> dict[str, list[list[Point]]]:
-    """Returns what `draw_curves` takes: of what ended, by its name and what is promised."""
+    """Returns the curves that `draw_curves` draws: finished seeds by name and guarantee."""
     return {
         label(row.name, row.epsilon, row.privacy): [
             _points(records) for records in seeds if records
@@ -300,19 +300,19 @@ def curves(runs: Mapping[str, Sequence[Curve]]) -> dict[str, list[list[Point]]]:
 
 
 def _points(records: Curve) -> list[Point]:
-    """Returns where a run was after each round."""
+    """Returns megabytes sent and accuracy after each round."""
     sent = itertools.accumulate(record.bytes_up for record in records)
     return [Point(b / 1e6, record.accuracy) for b, record in zip(sent, records, strict=True)]
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Returns what the epsilons beside names are about, in a line; nothing without any."""
+    """Returns one line that explains the epsilons of a figure; empty without privacy."""
     about = guarantees(rows)
     return f"epsilon: spent after the last round, {about}" if about else ""
 
 
 def guarantees(rows: Sequence[Row]) -> str:
-    """Returns at which delta and for what the epsilons are; nothing without any."""
+    """Returns delta and unit of the epsilons; empty without privacy."""
     about: dict[str, list[str]] = {}
     for row in rows:
         if row.delta is not None and row.unit is not None:
@@ -325,28 +325,28 @@ def guarantees(rows: Sequence[Row]) -> str:
 def legend(rows: Sequence[Row]) -> str:
     """Returns what the columns mean."""
     differences = "".join(
-        f"`less {name}`: mean difference to {name} in points, seed by seed, and its standard "
-        "error. "
-        for name in _others(rows)
+        f"`vs {name}`: mean difference from {name} in percentage points, paired by seed "
+        "(standard error). "
+        for name in _baselines(rows)
     )
     targets = (
-        "`to 90 %`: rounds, and megabytes that all clients sent, until it was reached; (1/3) "
-        "if only one of three seeds did. "
+        "`to 90 %`: rounds and megabytes uploaded by all clients to reach that accuracy; "
+        "(1/3) means that one of three seeds reached it. "
         if any(row.reached for row in rows)
         else ""
     )
     about = guarantees(rows)
     epsilons = f"`epsilon`: spent after the last round, {about}. " if about else ""
-    silent = "; private clients do not tell their seconds" if is_private(rows) else ""
+    silent = "; private clients do not report computing time" if is_private(rows) else ""
     return (
         f"Accuracy in percent, mean ± standard deviation over seeds. {differences}{epsilons}"
-        f"{targets}MB up and down and computing seconds of all clients are for one round"
-        f"{silent}."
+        f"{targets}MB up, MB down and client s (computing seconds) are per round, for all "
+        f"clients together{silent}."
     )
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """Returns all numbers, for other programs."""
+    """Returns all numbers as JSON."""
     return json.dumps(finite([asdict(row) for row in rows]), indent=2, allow_nan=False)
 
 
@@ -354,7 +354,7 @@ def from_json(text: str) -> list[Row]:
     """Returns the rows that `to_json` wrote."""
 
     def numbers(fields: dict[str, Any]) -> dict[str, Any]:
-        # Of what has no mean, JSON has null; what is None in a row stays so.
+        # JSON has null for nan; fields that are None in a row stay None.
         means = ("mean", "bytes_up", "bytes_down", "client_seconds", "server_seconds")
         fields = {k: math.nan if v is None and k in means else v for k, v in fields.items()}
         if fields.get("privacy") is not None and fields["epsilon"] is None:
@@ -368,7 +368,7 @@ def from_json(text: str) -> list[Row]:
                 "final": Spread(**numbers(row["final"])),
                 "best": Spread(**numbers(row["best"])),
                 "reached": tuple(Reached(**reached) for reached in row["reached"]),
-                # Studies that were recorded before there were differences have none.
+                # Older studies have no differences.
                 "difference": row.get("difference")
                 and Difference(**numbers(row["difference"])),
             }
@@ -383,7 +383,7 @@ def comparison(rows: Sequence[Row]) -> Table:
     titles = [
         "",
         "final %",
-        *(f"less {name}" for name in _others(rows)),
+        *(f"vs {name}" for name in _baselines(rows)),
         *(["epsilon"] if is_private(rows) else []),
         "best %",
         *(f"to {100 * target.accuracy:g} %" for target in targets),
@@ -395,7 +395,7 @@ def comparison(rows: Sequence[Row]) -> Table:
         [
             name_text(row),
             accuracy_text(row.final),
-            *(difference_text(row.difference) for _ in _others(rows)),
+            *(difference_text(row.difference) for _ in _baselines(rows)),
             *([epsilon_cell(row.epsilon, row.privacy)] if is_private(rows) else []),
             accuracy_text(row.best),
             *(reached_text(target, row.seeds) for target in row.reached),
@@ -409,7 +409,7 @@ def comparison(rows: Sequence[Row]) -> Table:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    """Returns the numbers of a row, by the names that they have in a CSV file."""
+    """Returns the numbers of a row, by their CSV column names."""
     record: dict[str, Any] = {
         "algorithm": row.name,
         "seeds": row.seeds,
@@ -433,23 +433,23 @@ def _record(row: Row) -> dict[str, Any]:
     return record
 
 
-def _others(rows: Sequence[Row]) -> set[str]:
-    """Returns the name that rows are compared with, if there is one."""
+def _baselines(rows: Sequence[Row]) -> set[str]:
+    """Returns the name of the baseline, if there is one."""
     return {row.difference.name for row in rows if row.difference is not None}
 
 
 def is_private(rows: Sequence[Row]) -> bool:
-    """Whether there is anything to say about privacy."""
+    """Whether any row has privacy."""
     return any(row.privacy is not None for row in rows)
 
 
 def name_text(row: Row) -> str:
-    """Returns the name, and how many seeds failed if any did."""
+    """Returns the name, with the number of failed seeds if there are any."""
     return f"{row.name} ({row.failed} failed)" if row.failed else row.name
 
 
 def accuracy_text(spread: Spread) -> str:
-    """Returns an accuracy in percent with its deviation.
+    """Returns an accuracy in percent with its standard deviation.
 
     >>> accuracy_text(Spread(0.98765, 0.0012)), accuracy_text(Spread(0.5, None))
     ('98.77 ± 0.12', '50.00')
@@ -461,7 +461,7 @@ def accuracy_text(spread: Spread) -> str:
 
 
 def difference_text(difference: Difference | None) -> str:
-    """Returns a difference in points with its standard error.
+    """Returns a difference in percentage points with its standard error.
 
     >>> difference_text(Difference("literal", -0.0012, 0.0005))
     '-0.12 (0.05)'
@@ -473,7 +473,7 @@ def difference_text(difference: Difference | None) -> str:
 
 
 def reached_text(target: Reached, seeds: int) -> str:
-    """Returns rounds and megabytes sent until an accuracy was reached.
+    """Returns rounds and megabytes sent until the target was reached.
 
     >>> reached_text(Reached(0.9, 2, 1.5, 2_400_000, 0), 2)
     '1.5: 2.4 MB'
@@ -487,7 +487,7 @@ def reached_text(target: Reached, seeds: int) -> str:
 
 
 def number_text(value: float) -> str:
-    """Returns a number with two digits that count, or all those before its point.
+    """Returns a number with two significant digits, or rounded to an integer from 10 on.
 
     >>> number_text(0.0251), number_text(2.44), number_text(1270.3)
     ('0.025', '2.4', '1270')

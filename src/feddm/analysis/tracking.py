@@ -1,4 +1,4 @@
-"""The numbers of every round for experiment trackers: the extras ``tensorboard``, ``mlflow``.
+"""Logs every round to TensorBoard or MLflow. Needs the extra ``tensorboard`` or ``mlflow``.
 
 feddm.run(out="runs/mine", observer=tracker("tensorboard", Path("runs/mine")))
 """
@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddm.config.schema import Config, flat
+from feddm.config.resolve import flat
+from feddm.config.schema import Config
 from feddm.errors import ConfigError, FedDMError, MissingExtraError
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.run import Observer
@@ -23,16 +24,16 @@ NUMBERS = (
     *("accuracy", "loss", "floats_up", "floats_down", "bytes_up", "bytes_down"),
     *("client_seconds", "server_seconds", "epsilon"),
 )
-MOST_PARAMS = 100  # that MLflow takes at once
+MOST_PARAMS = 100  # MLflow's limit per call
 
 
 def tracker(name: str, directory: Path) -> Observer:
-    """Returns an observer that tells the tracker of that name about a run.
+    """Returns an observer that logs a run to a tracker.
 
     Args:
         name: ``tensorboard`` or ``mlflow``.
-        directory: Of the run. TensorBoard's files go there; for MLflow it is the name of the
-            run, and ``MLFLOW_TRACKING_URI`` says where it goes.
+        directory: Directory of the run. TensorBoard's files go there. MLflow uses its name as
+            the name of the run, and logs to ``MLFLOW_TRACKING_URI``.
     """
     kinds = {"tensorboard": TensorBoard, "mlflow": Mlflow}
     if name not in kinds:
@@ -46,7 +47,7 @@ def tracker(name: str, directory: Path) -> Observer:
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """Returns what is logged of a round: every finite number that the results have, too."""
+    """Returns the numbers of a round to log: those in the results that are finite."""
     named = {name: getattr(record, name) for name in NUMBERS}
     return {k: float(v) for k, v in named.items() if v is not None and math.isfinite(v)}
 
@@ -62,7 +63,7 @@ class TensorBoard(Observer):
         self._writer: Any = None
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
-        # What was logged after the last checkpoint is going to happen again.
+        # Rounds after the last checkpoint will be run and logged again.
         self._writer = self._open(str(self._directory), purge_step=len(records) + 1)
         if not records:
             self._writer.add_text("config", f"```toml\n{config.to_toml()}```")
@@ -74,9 +75,9 @@ class TensorBoard(Observer):
 
 
 class Mlflow(Observer):
-    """Logs to the experiment ``feddm``, or to the one that ``MLFLOW_EXPERIMENT_NAME`` names.
+    """Logs to the experiment ``MLFLOW_EXPERIMENT_NAME``, by default ``feddm``.
 
-    A run that is resumed is a new one there, with all of its rounds.
+    A resumed run becomes a new MLflow run, with all of its rounds.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -92,7 +93,7 @@ class Mlflow(Observer):
         except mlflow.MlflowException as error:
             reason = str(error).strip().partition(". ")[0]
             raise FedDMError(
-                f"MLflow cannot be used: {reason}. Set MLFLOW_TRACKING_URI to a server, or "
+                f"cannot use MLflow: {reason}. Set MLFLOW_TRACKING_URI to a server, or "
                 "pip install mlflow to keep runs on this disk"
             ) from error
 
@@ -121,7 +122,7 @@ class Mlflow(Observer):
 
 
 class Both(Observer):
-    """Tells a display and a tracker; a tracker that fails in mid-run is told no more."""
+    """Notifies a display and a tracker. A tracker that fails during the run is dropped."""
 
     def __init__(self, display: Observer, to: Observer) -> None:
         self._display = display
@@ -142,9 +143,9 @@ class Both(Observer):
         try:
             self._tracker.finished_round(record)
         except Exception as error:
-            # A server that is away for a minute must not cost a run of hours.
+            # A server that is down for a minute must not end a run of hours.
             self._tracker = None
-            self._display.notice(f"rounds are no longer logged: {error}")
+            self._display.notice(f"logging stopped: {error}")
 
     def notice(self, text: str) -> None:
         self._display.notice(text)

@@ -1,7 +1,7 @@
 """The command line: arguments, files, exit codes.
 
-Each command is a few lines that call one function. Whatever is slow to import is imported
-inside the command that needs it, so that help and mistakes are answered at once.
+Each command is a few lines that call one function. Slow imports are inside the command that
+needs them, so that help and error messages appear at once.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Begin with `feddm run`: it needs nothing and takes about a minute.",
+    epilog="Start with `feddm run`: it needs no data and takes about a minute.",
 )
 
-RUNNING, LOOKING = "Run", "Look"
+RUNNING, LOOKING = "Run", "Inspect"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
@@ -83,15 +83,15 @@ def feddm(
 ) -> None:
     """Federated learning with few, small messages.
 
-    Clients learn small synthetic data sets that match their own data near the current model,
-    and send those; the server trains on the union.
+    Each client learns a small synthetic data set that matches its own data near the current
+    model, and sends only that; the server trains on the union.
     """
 
 
 def main() -> None:
-    """Runs the command line: an error that the user can mend is one line and exit code 2."""
+    """Runs the command line. An error that the user can fix is one line and exit code 2."""
     keep_freed_memory()
-    # Whoever is asked to end by the system cleans up as after Ctrl-C.
+    # SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(app(standalone_mode=False))
@@ -100,11 +100,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.UsageError as error:
         where = "feddm" if error.ctx is None else error.ctx.command_path
-        _end(f"{error.format_message().rstrip('.')}; `{where} --help` says more", 2)
+        _end(f"{error.format_message().rstrip('.')}; see `{where} --help`", 2)
     except FedDMError as error:
         _end(str(error), 2)
     except OSError as error:
-        if error.filename is not None:  # then it is not about our output, but a bug
+        if error.filename is not None:  # not about our output, so it is a bug
             raise
         _end(f"cannot write the output: {error.strerror}", 1)
     except KeyboardInterrupt:
@@ -116,6 +116,6 @@ def _end(text: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try again at its end, and complain.
+        # Otherwise Python flushes again on exit, and complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -18,7 +18,7 @@ from feddm.cli.studies import (
     listed_seeds,
     run_study,
 )
-from feddm.config.schema import parse_settings
+from feddm.config.resolve import parse_settings
 from feddm.errors import ConfigError
 
 EXAMPLES = """\
@@ -26,7 +26,7 @@ Examples:
 
 - `feddm ablate --change augment:synthesis.augment=true,server.augment=true`
 
-- `feddm ablate --dataset cifar10 --seeds 0,1 --change bytes:synthesis.coding=uint8`"""
+- `feddm ablate --dataset cifar10 --seeds 0,1 --change bytes:coding=uint8`"""
 
 BASE = "base"
 

@@ -16,12 +16,15 @@ from feddm.cli.studies import (
     Out,
     Seeds,
     With,
+    algorithm_in,
     check_fair,
     files_by_name,
     listed_seeds,
     run_study,
 )
-from feddm.config.schema import ALGORITHMS, Config
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import flat, qualified
+from feddm.config.schema import Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
 
 if TYPE_CHECKING:
@@ -136,20 +139,29 @@ def _variants(
             rest = ",".join(name for name, _, _ in configs)
             hint = f"compare the others with --algorithms {rest}" if rest else "none is left"
             raise ConfigError(f"{reasons}; {hint}")
+    known = {key for _, _, config in configs for key in flat(config.model_dump())}
+    if not {qualified(key) for key in given.settings} <= known:
+        # No algorithm has it, so that it is a mistake: which, says the first.
+        _variant(given, names[0], files.get(names[0]), seeds[0], shared=False)
     return configs
 
 
 def _variant(
-    given: options.Given, name: str, file: Mapping[str, Any] | None, seed: int
+    given: options.Given,
+    name: str,
+    file: Mapping[str, Any] | None,
+    seed: int,
+    *,
+    shared: bool = True,
 ) -> Config:
     """Returns the configuration of a name: an algorithm's, or one that its file describes."""
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
         raise ConfigError(f"a name has letters, digits, '.', '_' and '-' only, got {name!r}")
-    if name in ALGORITHMS:
-        return given.resolved(file, algorithm=name, seed=seed)
-    if file is None or "algorithm" not in file:
+    if name in algorithm_names():
+        return given.resolved(file, shared=shared, algorithm=name, seed=seed)
+    if file is None or not algorithm_in(file):
         raise ConfigError(
-            f"{name} is none of {', '.join(ALGORITHMS)}; to compare settings of your own under "
-            f"that name, add --with {name}=FILE with a file that names the algorithm"
+            f"{name} is none of {', '.join(algorithm_names())}; to compare settings of your "
+            f"own under that name, add --with {name}=FILE with a file that names the algorithm"
         )
-    return given.resolved(file, seed=seed)
+    return given.resolved(file, shared=shared, seed=seed)

@@ -21,7 +21,7 @@ def config(
     given: options.Given,
     json: options.Json = False,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Show the JSON schema of all keys instead.")
+        bool, typer.Option("--schema", help="Show the JSON schema of its keys instead.")
     ] = False,
 ) -> None:
     """Show what a run with these options would use, as TOML.
@@ -29,10 +29,10 @@ def config(
     Later wins: the file, --preset, the options, --set.
     """
     if schema:
-        from feddm.config.schema import schema as json_schema
+        from feddm.config.resolve import schema as json_schema
 
-        print(json_schema())
+        print(json_schema(given.resolved()))
     elif json:
-        print(given.resolved().model_dump_json(indent=2))
+        print(given.resolved().model_dump_json(indent=2, exclude_none=True))
     else:
         print(given.resolved().to_toml(), end="")

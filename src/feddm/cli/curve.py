@@ -18,7 +18,7 @@ def curve(
     *,
     ascii_only: bool = False,
 ) -> list[str]:
-    """Returns lines that draw an accuracy for each round, of as many as are planned.
+    """Returns the lines of an accuracy curve, wide enough for all planned rounds.
 
     >>> for row in curve([0.5, 0.75, 1.0], 3, 13, 3, ascii_only=True):
     ...     print(row)

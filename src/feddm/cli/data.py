@@ -1,4 +1,4 @@
-"""``feddm data``: the data sets, and whether they are there."""
+"""``feddm data``: list, download and check data sets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ Examples:
 
 - `feddm data fetch mnist --data-dir data`"""
 
-app = typer.Typer(no_args_is_help=True, help="List, fetch and check data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the data set.")]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Names; else all that are there."),
+    typer.Argument(
+        metavar="[NAME]...", help="Names of data sets; by default, all that you have."
+    ),
 ]
 
 
@@ -54,11 +56,11 @@ def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
         print(json_.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "classes", "train", "test", "images", "place"):
+    for title in ("name", "classes", "train", "test", "images", "location"):
         right = title in ("classes", "train", "test")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for row, info in zip(rows, DATASETS.values(), strict=True):
-        place = "comes with feddm" if info.builtin else row["place"] or "not here"
+        place = "comes with feddm" if info.builtin else row["place"] or "not downloaded"
         shape = "x".join(map(str, info.shape))
         table.add_row(
             info.name,
@@ -77,9 +79,9 @@ def list_(data_dir: options.DataDir = None, json: options.Json = False) -> None:
 
 @app.command(epilog="Example: `feddm data fetch cifar10`")
 def fetch(name: Name, data_dir: options.DataDir = None, quiet: options.Quiet = False) -> None:
-    """Download a data set from its official address and check it.
+    """Download a data set from its official source and verify it.
 
-    What is already there and right is not downloaded again.
+    Files that you already have are not downloaded again, unless they are damaged.
     """
     describe(name)
     from rich.console import Console
@@ -117,15 +119,14 @@ def fetch(name: Name, data_dir: options.DataDir = None, quiet: options.Quiet = F
 
 @app.command(epilog="Example: `feddm data check mnist`")
 def check(names: Names = None, data_dir: options.DataDir = None) -> None:
-    """Read every file of data sets and compare it with its checksum."""
-    from feddm.data.datasets import check as check_files
-    from feddm.data.datasets import locate
+    """Verify the files of data sets against their checksums."""
+    from feddm.data.datasets import check_dataset, locate
 
     chosen = [describe(name) for name in names or ()]
     chosen = chosen or [info for info in DATASETS.values() if locate(info, data_dir)]
     damaged = []
     for info in chosen:
-        for found in check_files(info, data_dir):
+        for found in check_dataset(info, data_dir):
             print(f"{info.name:<14} {_state(found.problem):<8} {found.path}")
             if found.problem is not None:
                 damaged.append(found.problem)
@@ -135,4 +136,4 @@ def check(names: Names = None, data_dir: options.DataDir = None) -> None:
 
 
 def _state(problem: str | None) -> str:
-    return "right" if problem is None else "WRONG"
+    return "ok" if problem is None else "FAILED"

@@ -1,4 +1,4 @@
-"""How a run looks: bars and a table on a terminal, plain lines elsewhere, or JSON lines."""
+"""Display of a run: progress bars and a table on a terminal, plain lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGES = {"clients": "clients learn", "server": "server trains"}
 
 
 class Display(Observer):
-    """Shows a run; use it in a ``with`` block."""
+    """Shows a run. Use it in a ``with`` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,14 +45,14 @@ class Display(Observer):
         pass
 
     def finished(self, records: Sequence[RoundRecord], directory: Path) -> None:
-        """The run is over."""
+        """Called when the run has finished."""
 
     def say(self, text: str) -> None:
-        """One more line for people."""
+        """Shows one more line, unless the output is for programs."""
 
 
 class JsonDisplay(Display):
-    """One JSON line for each round, as in ``results.jsonl``."""
+    """One JSON line per round, as in ``results.jsonl``."""
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
         for record in records:
@@ -66,7 +66,7 @@ class JsonDisplay(Display):
 
 
 class TextDisplay(Display):
-    """A line for each round, and bars below them if this is a terminal."""
+    """One line per round, and progress bars below them on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -74,8 +74,8 @@ class TextDisplay(Display):
             TextColumn("{task.description:<14}"),
             BarColumn(bar_width=30),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("left"),
             TimeRemainingColumn(compact=True),
+            TextColumn("left"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -100,16 +100,15 @@ class TextDisplay(Display):
         self._rounds = config.rounds
         size = num_params(setup.algorithm.model.init(generator(0, "size")))
         self._print(
-            f"{config.algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.algorithm.name} on {config.data.name}, preset {config.preset}, seed "
             f"{config.seed}: {clients_text(config, setup)}; {config.model.name} with {size:,} "
             "parameters."
         )
-        private = config.privacy.mechanism != "none"
-        if private:
+        if config.privacy is not None:
             self._print(introduction(config.privacy))
         if config.data.validation:
             self._print(validation_text(config, len(setup.test or ())))
-        self._print(PRIVATE_HEADER if private else HEADER, style="bold")
+        self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
         for record in records:
             self._print(line(record, self._rounds), style="dim")
         self._tasks = {
@@ -125,9 +124,7 @@ class TextDisplay(Display):
     def finished_round(self, record: RoundRecord) -> None:
         self._print(line(record, self._rounds))
         for dropout in record.dropouts:
-            self._print(
-                f"    client {dropout.client} brought nothing: {dropout.reason}", "yellow"
-            )
+            self._print(f"    client {dropout.client} dropped out: {dropout.reason}", "yellow")
         for task in self._tasks.values():
             self._progress.reset(task)
         if self._all is not None:
@@ -142,18 +139,18 @@ class TextDisplay(Display):
         down = sum(record.bytes_down for record in records)
         self._print(
             f"Final accuracy {percent(records[-1].accuracy)}, best {percent(best.accuracy)} in "
-            f"round {best.round}. All clients sent {size_text(up)} and received "
+            f"round {best.round}. In total, clients sent {size_text(up)} and received "
             f"{size_text(down)}."
         )
         if records[-1].privacy is not None:
             self._print(summary(records[-1]))
-        self._print(f"Everything is in {directory}")
+        self._print(f"Results: {directory}")
 
     def say(self, text: str) -> None:
         self._print(text)
 
     def _print(self, text: str, style: str | None = None) -> None:
-        # Soft wrap off a terminal: whoever reads a pipe wants one line to be one line.
+        # No wrapping in a pipe: programs that read it expect one line per message.
         self._console.print(
             text,
             style=style,
@@ -164,9 +161,9 @@ class TextDisplay(Display):
 
 
 def clients_text(config: Config, setup: Setup) -> str:
-    """Returns how many clients there are and, unless that is private, what they have."""
+    """Returns the number of clients and, unless that is private, how much data they have."""
     number, classes = config.partition.clients, len(setup.info.classes)
-    if config.privacy.guaranteed or not isinstance(setup, LocalSetup):
+    if config.guaranteed or not isinstance(setup, LocalSetup):
         return f"{number} clients, {classes} classes"
     table = class_table(setup.dataset.train.y.numpy(), setup.shards, classes)
     sizes = table.sum(1)
@@ -177,13 +174,13 @@ def clients_text(config: Config, setup: Setup) -> str:
 
 
 def validation_text(config: Config, number: int) -> str:
-    """Returns what accuracies are about if it is not the test set."""
-    unprotected = ", which nothing protects" if config.privacy.guaranteed else ""
+    """Returns a note that accuracies are not measured on the test set."""
+    unprotected = ", which are not protected" if config.guaranteed else ""
     return f"Evaluated on {number:,} held-out training examples{unprotected}."
 
 
 def line(record: RoundRecord, rounds: int) -> str:
-    """Returns a row of the table of rounds."""
+    """Returns one row of the table of rounds."""
     if record.privacy is None:
         clients = f"{f'{record.client_seconds:.1f} s':>9}"
     else:

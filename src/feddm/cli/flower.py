@@ -1,4 +1,4 @@
-"""``feddm flower``: a federation on several machines, or one that only looks so."""
+"""``feddm flower``: a federation on several machines, or a trial deployment on one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 - `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`"""
 
 NODE_EXAMPLES = """\
-Examples, with a part of a known data set and with data of one's own:
+Examples, with a shard of a known data set and with your own data:
 
 - `feddm flower node --superlink hub:8000 --root-certificates ca.crt --key me --client 0`
 
@@ -45,19 +45,19 @@ Examples:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Run on several machines, by Flower.",
+    help="Run on several machines with Flower.",
 )
 
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Neither encryption nor keys; never with real data.")
+    bool, typer.Option("--insecure", help="No encryption and no keys; never with real data.")
 ]
 
 
 @app.command("app", epilog="Example: `feddm flower app my-app`")
 def write(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
 ) -> None:
-    """Write the Flower app into a folder, for `flwr run`."""
+    """Write the Flower app to a new folder, for `flwr run`."""
     _check_installed()
     from feddm.flower.app import write_app
 
@@ -67,32 +67,36 @@ def write(
 
 @app.command(epilog=NODE_EXAMPLES)
 def node(
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the federation.")],
-    client: Annotated[int, typer.Option(min=0, help="The number of this client, from 0.")],
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")
+    ],
+    client: Annotated[int, typer.Option(min=0, help="Number of this client, from 0.")],
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Of the authority that vouches for the SuperLink.")
+        Path | None,
+        typer.Option(help="Root certificates for the SuperLink; default: the system's."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="Private key of this node, registered there.")
+        Path | None,
+        typer.Option(help="Private key of this node; the SuperLink needs the public one."),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where it keeps memory, ledger and logs.")
+        Path | None, typer.Option(help="Folder for the node's memory, ledger and logs.")
     ] = None,
-    dataset: Annotated[str, typer.Option(help="Name of the node's own data.")] = "",
+    dataset: Annotated[str, typer.Option(help="Name of your own data set.")] = "",
     data: Annotated[
-        str, typer.Option(help="Where they are; without a name, the known data sets.")
+        str, typer.Option(help="Path of your own data, or folder of the known data sets.")
     ] = "",
     insecure: Insecure = False,
 ) -> None:
-    """Be a client: answer a SuperLink with the app that is installed here, and no other.
+    """Run a node. It only runs the app installed here.
 
-    Whatever the server sends, this machine's policy and ledger decide what leaves it. Ends with
-    Ctrl-C.
+    Whatever the server sends, the policy and the ledger of this machine decide what leaves it.
+    Stop it with Ctrl-C.
     """
     _check_installed()
     _check_files(root_certificates, key)
     if insecure and key is not None:
-        raise ConfigError("--insecure has no use for --key: nodes are known by keys over TLS")
+        raise ConfigError("--key cannot be used with --insecure: keys only work over TLS")
     from feddm.flower.node import settings_of
     from feddm.flower.runner import Link, serve
     from feddm.privacy.policy import Policy, own_policy
@@ -105,7 +109,10 @@ def node(
     }
     settings = settings_of(config)
     if own_policy(settings.dataset) == Policy():
-        _say("there is no policy.toml: whatever the server asks is done, also without privacy")
+        _say(
+            "no policy.toml limits this node: it does whatever the server asks, even without "
+            "privacy"
+        )
     link = Link(superlink, root_certificates, key, insecure)
     serve(link, config, settings.folder, _say)
 
@@ -115,22 +122,24 @@ def node(
 def up(
     given: options.Given,
     out: Annotated[
-        Path | None, typer.Option(help="New run directory; else the next free one in runs/.")
+        Path | None,
+        typer.Option(help="New run directory; default: the next free one in runs/."),
     ] = None,
     min_clients: Annotated[
-        int | None, typer.Option(min=1, help="A round counts if so many deliver; else all.")
+        int | None, typer.Option(min=1, help="Uploads that a round needs; default: all.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For keys, logs and nodes; else one that is removed.")
+        Path | None, typer.Option(help="Folder for keys, logs and nodes; default: temporary.")
     ] = None,
     insecure: Insecure = False,
     report: WriteReport = True,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Try a deployment out: a SuperLink and a node for every client, on this machine.
+    """Try out a deployment: a SuperLink and one node per client, all on this machine.
 
-    With encryption and keys, as between machines. Everything ends with the run, or with Ctrl-C.
+    It uses encryption and keys, as between machines. Everything stops when the run ends, or
+    with Ctrl-C.
     """
     _check_installed()
     if min_clients is not None:
@@ -138,19 +147,21 @@ def up(
     config = given.resolved()
     if config.data.own.classes:
         raise ConfigError(
-            "data.own is for nodes that have data of their own, and these have none; start "
-            "each with `feddm flower node --dataset`"
+            "data.own needs nodes with their own data, and `feddm flower up` starts none; "
+            "start each node with `feddm flower node --dataset`"
         )
     from feddm.cli.run import shown
     from feddm.flower.loopback import Loopback
     from feddm.flower.session import server_of
     from feddm.runtime.rundir import check_free, next_free
 
-    # Whatever can be known to fail does so before anything is started.
+    # Check everything we can before we start any process.
     setup = server_of(config)
     if out is not None:
         check_free(out)
-    directory = out or next_free(Path("runs"), f"flower-{config.algorithm}-{config.data.name}")
+    directory = out or next_free(
+        Path("runs"), f"flower-{config.algorithm.name}-{config.data.name}"
+    )
     try:
         with (
             _folder(folder) as place,
@@ -164,7 +175,7 @@ def up(
     finally:
         if out is None:
             with contextlib.suppress(OSError):
-                directory.rmdir()  # works only if nothing was begun in it
+                directory.rmdir()  # fails, as it should, unless the directory is empty
 
 
 def _start_nodes(loopback: Loopback, clients: int, display: Display) -> None:
@@ -174,7 +185,7 @@ def _start_nodes(loopback: Loopback, clients: int, display: Display) -> None:
 
 
 def _follow(loopback: Loopback, setup: Setup, directory: Path, display: Display) -> None:
-    """Starts the run, and shows its rounds as they are written down."""
+    """Starts the run and shows each round once it is recorded."""
     config = setup.config
     file = loopback.folder / "config.toml"
     file.write_text(config.to_toml(), encoding="utf-8")
@@ -207,7 +218,7 @@ def _text(path: Path | None) -> str:
 def _check_files(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.is_file():
-            raise ConfigError(f"there is no file {path}")
+            raise ConfigError(f"no such file: {path}")
 
 
 def _check_installed() -> None:

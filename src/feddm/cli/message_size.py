@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddm.cli import options
-from feddm.config.schema import Config, ModelConfig, resolve
+from feddm.config.resolve import flat, resolve
+from feddm.config.schema import Config, ModelConfig
 from feddm.paper.published import BASELINE_MESSAGES, MESSAGES
 
 if TYPE_CHECKING:
@@ -23,18 +24,23 @@ Examples:
 
 - `feddm message-size --clients 50 --alpha 0.5 --ipc 3 --dataset cifar10`
 
-- `feddm message-size --dataset cifar10 --set synthesis.coding=uint8`
+- `feddm message-size --dataset cifar10 --set coding=uint8`
 
 - `feddm message-size --dataset mnist --epsilon 4`"""
 
 # Settings that decide the figures of the paper's table: those of models, and those of images.
-MODEL_KEYS = {"partition": ["clients"], "model": ModelConfig.model_fields}
-IMAGES_KEYS = {
-    "data": ["validation"],
-    "partition": ["clients", "scheme", "min_examples"],
-    "synthesis": ["images_per_class", "min_class_size", "start", "coding"],
-    "server": ["weighting"],
-}
+MODEL_KEYS = ("partition.clients", *(f"model.{key}" for key in ModelConfig.model_fields))
+IMAGES_KEYS = (
+    "data.validation",
+    "partition.clients",
+    "partition.scheme",
+    "partition.min_examples",
+    "algorithm.images_per_class",
+    "algorithm.min_class_size",
+    "algorithm.coding",
+    "algorithm.synthesis.start",
+    "algorithm.server.weighting",
+)
 
 
 @options.configured(
@@ -70,14 +76,14 @@ def _configs(given: options.Given) -> list[Config]:
     asked = given.resolved(algorithm="feddm")
     chosen = given.options.get("alpha") or "partition.alpha" in given.settings
     drawn = asked.partition.scheme.startswith("dirichlet")
-    if chosen or not drawn or asked.privacy.sends_sums:
+    if chosen or not drawn or (asked.privacy is not None and asked.privacy.sends_sums):
         return [asked]
     return [given.resolved(algorithm="feddm", alpha=alpha) for alpha in (0.5, 0.1, 0.01)]
 
 
 def _show(config: Config, splits: int, rows: Sequence[MessageSize]) -> None:
-    clients, mechanism = config.partition.clients, config.privacy.mechanism
-    private = f", --privacy {mechanism}" if mechanism != "none" else ""
+    clients, mechanism = config.partition.clients, config.mechanism
+    private = f", --privacy {mechanism}" if config.privacy is not None else ""
     print(
         f"What {clients} clients upload in a round of {config.data.name}, {splits} splits"
         f"{private}"
@@ -102,11 +108,8 @@ def _papers_models(config: Config) -> int | None:
     return paper if _is_papers(config, MODEL_KEYS) else None
 
 
-def _is_papers(config: Config, keys: Mapping[str, Collection[str]]) -> bool:
+def _is_papers(config: Config, keys: Sequence[str]) -> bool:
     """Whether these settings are those that the paper's figures are about."""
-    paper = resolve(preset="paper", options={"dataset": config.data.name})
-    return all(
-        getattr(getattr(config, section), key) == getattr(getattr(paper, section), key)
-        for section, names in keys.items()
-        for key in names
-    )
+    paper = flat(resolve(preset="paper", options={"dataset": config.data.name}).model_dump())
+    ours = flat(config.model_dump())
+    return all(ours.get(key) == paper[key] for key in keys)

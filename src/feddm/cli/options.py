@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from feddm.config.schema import ALGORITHMS, OPTIONS, Config, load_toml, parse_settings, resolve
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import OPTIONS, load_toml, parse_settings, resolve
+from feddm.config.schema import Config
 from feddm.data.catalog import described
 from feddm.errors import ConfigError
 
@@ -33,7 +35,9 @@ CONFIGURATION: dict[str, Any] = {
         Path | None,
         typer.Argument(metavar="[CONFIG]", help="A TOML file; `feddm config` makes one."),
     ],
-    "algorithm": Annotated[str | None, typer.Option(help=f"One of {', '.join(ALGORITHMS)}.")],
+    "algorithm": Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(algorithm_names())}.")
+    ],
     "dataset": Annotated[
         str | None, typer.Option(help="Data set; `feddm data list` shows them.")
     ],
@@ -101,11 +105,14 @@ class Given:
         """Returns the same with more ``--set``."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
-    def resolved(self, special: Mapping[str, Any] | None = None, **options: Any) -> Config:
+    def resolved(
+        self, special: Mapping[str, Any] | None = None, *, shared: bool = False, **options: Any
+    ) -> Config:
         """Returns the complete configuration.
 
         Args:
             special: Values of one more file, over the first and over ``--preset``.
+            shared: Whether settings that the algorithm does not have are left out.
             options: Options of the command's own, over those that were given.
         """
         config = resolve(
@@ -114,6 +121,7 @@ class Given:
             {**self.options, **options},
             self.settings,
             special=special,
+            shared=shared,
         )
         described(config.data)  # a name that does not exist is told before anything slow
         return config

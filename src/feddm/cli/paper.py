@@ -11,7 +11,7 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.studies import With, command, files_by_name
-from feddm.config.schema import flat
+from feddm.config.resolve import flat
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ def paper(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: does it work? small: hours on two cores; full: the paper's, for a GPU."
+            help="smoke: a quick check; small: hours on two cores; full: the paper's, on a GPU."
         ),
     ] = "small",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many; else as the scale says.")
+        int | None, typer.Option(min=1, help="Number of seeds. Default: set by the scale.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory, new or to be continued; else runs/paper/SCALE/NAME."),
+        typer.Option(help="New or existing directory. Default: runs/paper/SCALE/NAME."),
     ] = None,
     with_: With = None,
     workers: options.Workers = None,
@@ -55,11 +55,11 @@ def paper(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Make a table or figure of the paper, beside the paper's own numbers.
+    """Reproduce a table or figure of the paper, next to the paper's own numbers.
 
-    The same command goes on where it was interrupted, and what was run for another table or
-    figure of the same scale is not run again. Tables are written as Markdown, CSV and JSON,
-    figures as PNG, PDF and CSV.
+    To continue after an interruption, run the same command again. Runs that another table or
+    figure of the same scale has already made are reused. Tables are written as Markdown, CSV
+    and JSON, figures as PNG, PDF and CSV.
     """
     from feddm.paper.experiments import find
 
@@ -78,9 +78,13 @@ def paper(
     number = seeds or scales.usual_seeds(experiment, size)
     algorithms = list(dict.fromkeys(run.settings["algorithm"] for run in experiment.runs))
     if with_ and not algorithms:
-        raise ConfigError(f"--with is for what is trained, and for {name} nothing is")
+        raise ConfigError(f"--with does not apply to {name}: it trains nothing")
     tuned = {
-        name: {key: value for key, value in flat(file).items() if key != "algorithm"}
+        name: {
+            key.removeprefix("algorithm."): value
+            for key, value in flat(file).items()
+            if key != "algorithm.name"
+        }
         for name, file in files_by_name(with_ or (), algorithms).items()
     }
     scales.check_tuned(experiment, size, tuned)
@@ -118,7 +122,7 @@ def _list(json: bool) -> None:
         print(json_.dumps(rows, indent=2))
         return
     console = Console()
-    # Two lines each: what it shows is too long for a column of a narrow screen.
+    # Two lines each: the description is too long for a column on a narrow screen.
     width = max(len(row["name"]) for row in rows)
     _say(console, f"{'name':<{width}}{''.join(f'{scale:>9}' for scale in SCALES)}  place")
     for row in rows:
@@ -127,11 +131,11 @@ def _list(json: bool) -> None:
         _say(console, f"  {row['shows']}", style="dim")
     machines = ", ".join(f"{scale.name} on {scale.machine.name}" for scale in SCALES.values())
     _say(console, "")
-    _say(console, f"Rough times: {machines}.")
+    _say(console, f"Estimated times: {machines}.")
 
 
 def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
-    """Says what will be run, how it differs from the paper and how long that takes."""
+    """Shows what will run, how it differs from the paper and how long it takes."""
     from feddm.paper.estimate import duration, seconds
 
     experiment, scale = plan.experiment, plan.scale
@@ -139,14 +143,15 @@ def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
     if cells:
         names = dict.fromkeys(cell.name for cell in cells)
         numbers = ", ".join(map(str, range(plan.seeds)))
-        _say(console, f"Runs, with seed {numbers} each: {', '.join(names)}.")
+        seeds = f"seed{'s' * (plan.seeds > 1)} {numbers}"
+        _say(console, f"Runs, each with {seeds}: {', '.join(names)}.")
     for note in plan.notes:
         _say(console, f"Note: {note}")
     changes = plan.scaled_down
-    _say(console, f"Scaled down against the paper: {'; '.join(changes) or 'nothing'}.")
+    _say(console, f"Scaled down from the paper: {'; '.join(changes) or 'nothing'}.")
     if cells:
         about = duration(seconds(cells, scale.machine))
-        _say(console, f"It takes about {about} on {scale.machine.name}: a rough estimate.")
+        _say(console, f"This takes roughly {about} on {scale.machine.name}.")
 
 
 def _show(console: Console, made: Made, study: Path) -> None:
@@ -159,7 +164,7 @@ def _show(console: Console, made: Made, study: Path) -> None:
         _say(console, note)
     for picture in made.pictures:
         _say(console, f"Drawn in {picture}")
-    _say(console, f"Everything is in {study}")
+    _say(console, f"Results: {study}")
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -1,4 +1,4 @@
-"""``feddm partition``: who has what."""
+"""``feddm partition``: show how the data are split over clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Examples:
 
 - `feddm partition --clients 20 --set partition.scheme=classes --out split.png`"""
 
-# Of each class its own mark, so that the chart can be read without colours too.
+# One mark per class, so that the chart can be read without colors.
 MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLORS = (
     *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
@@ -35,13 +35,13 @@ COLORS = (
 def partition(
     given: options.Given,
     out: Annotated[
-        Path | None, typer.Option(help="Draw it into this PNG file as well.")
+        Path | None, typer.Option(help="Also save a chart as this PNG file.")
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Show how the training set is split over clients.
 
-    It is the split that `feddm run` would use with the same options.
+    This is the split that `feddm run` uses with the same options.
     """
     config = given.resolved()
     from feddm.data.partition import class_table
@@ -71,7 +71,7 @@ def _show(table: Any, names: tuple[str, ...]) -> None:
     titles = [_short(name, number) for number, name in enumerate(names)]
     cells = [[str(count) if count else "." for count in counts] for counts in table]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    # The number of the client, the classes and the total beside them, two blanks between.
+    # Client number, one column per class, number of classes and total, two spaces between.
     fits = (
         len("client") + sum(widths) + 2 * len(widths) + len("  classes   total") < console.width
     )
@@ -99,7 +99,7 @@ def _show(table: Any, names: tuple[str, ...]) -> None:
 
 
 def _legend(console: Console, names: tuple[str, ...]) -> None:
-    """Says which mark is which class, as many in a line as fit."""
+    """Prints which mark stands for which class, wrapped to the console width."""
     if len(names) > len(MARKS):
         return
     line = ""
@@ -118,7 +118,7 @@ def _short(name: str, number: int) -> str:
 
 
 def _bar(counts: Any, width: float) -> Text:
-    """Returns a bar in which each class has its share of the width, in its mark and colour."""
+    """Returns a bar in which each class takes its share of the width, in its mark and color."""
     from rich.text import Text
 
     bar = Text()

@@ -1,4 +1,4 @@
-"""``feddm privacy``: what noise costs, what was spent, and what left this machine."""
+"""``feddm privacy``: the privacy cost of noise, the spent budget and the list of uploads."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ Examples:
 
 - `feddm privacy ledger`"""
 
-app = typer.Typer(no_args_is_help=True, help="Budgets, ledgers and what was uploaded.")
+app = typer.Typer(no_args_is_help=True, help="Compute budgets, and show ledgers and uploads.")
 
-Rounds = Annotated[int, typer.Option(help="Rounds of communication.")]
+Rounds = Annotated[int, typer.Option(help="Number of communication rounds.")]
 Releases = Annotated[
-    int, typer.Option(help="Releases of a client in a round: networks, or noisy steps.")
+    int, typer.Option(help="Releases per client and round: networks, or noisy steps.")
 ]
 SampleRate = Annotated[
-    float, typer.Option(help="Probability of an example to be in a release; 1: all are.")
+    float, typer.Option(help="Probability that an example is in a release; 1 means all are.")
 ]
 Counts = Annotated[
     bool,
     typer.Option(
-        "--counts", help="Count classes once a round as well, as FedDM by gradients does."
+        "--counts", help="Add one noisy class count per round, as in FedDM with `gradients`."
     ),
 ]
-Delta = Annotated[float, typer.Option(help="Of the guarantee.")]
+Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Folder = Annotated[
     Path | None,
-    typer.Argument(metavar="[DIR]", help="Folder of the ledgers; else that of `feddm run`."),
+    typer.Argument(metavar="[DIR]", help="Ledger folder. Default: the one of `feddm run`."),
 ]
 
 
 @app.command(epilog="Example: `feddm privacy epsilon --noise 2 --rounds 5 --releases 2`")
 def epsilon(
-    noise: Annotated[float, typer.Option(help="Noise over what one example can change.")],
+    noise: Annotated[
+        float, typer.Option(help="Noise multiplier: standard deviation / sensitivity.")
+    ],
     rounds: Rounds = 1,
     releases: Releases = 1,
     sample_rate: SampleRate = 1.0,
@@ -55,7 +57,7 @@ def epsilon(
     delta: Delta = 1e-5,
     json: options.Json = False,
 ) -> None:
-    """Say what noise costs: the epsilon of all rounds together."""
+    """Compute the epsilon of all rounds together for a given noise."""
     from feddm.privacy.accounting import Released
     from feddm.privacy.accounting import epsilon as cost
 
@@ -72,7 +74,7 @@ def epsilon(
 
 @app.command(epilog="Example: `feddm privacy noise --epsilon 4 --rounds 5 --releases 2`")
 def noise(
-    epsilon: Annotated[float, typer.Option(help="Budget of all rounds together.")],
+    epsilon: Annotated[float, typer.Option(help="Budget for all rounds together.")],
     rounds: Rounds = 1,
     releases: Releases = 1,
     sample_rate: SampleRate = 1.0,
@@ -80,7 +82,7 @@ def noise(
     delta: Delta = 1e-5,
     json: options.Json = False,
 ) -> None:
-    """Say how much noise a budget asks for."""
+    """Compute the noise that a budget requires."""
     from feddm.privacy.accounting import noise_multiplier
 
     try:
@@ -96,17 +98,17 @@ def noise(
     if json:
         print(json_.dumps({"noise_multiplier": least}))
     else:
-        print(f"noise multiplier {least:.6g}: noise over what one example can change")
+        print(f"noise multiplier {least:.6g} (standard deviation / sensitivity)")
 
 
 @app.command(epilog="Example: `feddm privacy ledger --delta 1e-6`")
 def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = False) -> None:
-    """Show what was spent of each data set.
+    """Show the privacy budget spent on each data set.
 
-    An example pays for the releases of its own client, in every split of the data set that was
-    ever used: the figure is for the client that spent most. Examples, groups and clients have
-    figures of their own, because a release that protects one does not protect the others. Runs
-    without privacy are not on any ledger.
+    The epsilon is that of the client that spent the most. An example only pays for the releases
+    of its own client, but in every split of the data set ever used. Each unit of privacy
+    (example, group, client) has its own epsilon, because protecting one does not protect the
+    others. Runs without privacy are not in any ledger.
     """
     from feddm.privacy.ledger import Ledger, clients_in, ledger_root, run_ledger_root
     from feddm.runtime.results import finite
@@ -124,7 +126,7 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
         print(json_.dumps(finite(rows), indent=2))
         return
     if not rows:
-        print("Nothing was spent yet.")
+        print("Nothing has been spent yet.")
     for row in rows:
         reasons = row["unprotected"]
         text = _epsilon_text(math.inf if reasons else row["epsilon"], delta)
@@ -135,11 +137,11 @@ def ledger(folder: Folder = None, delta: Delta = 1e-5, json: options.Json = Fals
             print(f"  - all other releases: {_epsilon_text(row['protected'], delta)}")
     own = run_ledger_root()
     if folder is None and own.is_dir():
-        print(f"Runs with a ledger of their own: {len(_folders(own)):,}, in {own}")
+        print(f"Runs with their own ledger: {len(_folders(own)):,}, in {own}")
 
 
 def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
-    """Returns for each unit of privacy what releases for it cost, and what others there are."""
+    """Returns the epsilon spent per unit of privacy, and its unprotected releases."""
     from feddm.privacy.accounting import Released, Unprotected
     from feddm.privacy.accounting import epsilon as cost
     from feddm.privacy.ledger import clients_in, costs, read_entries
@@ -171,15 +173,15 @@ def _spent_by_unit(ledger: Ledger, delta: float) -> list[dict[str, Any]]:
 
 @app.command(epilog="Example: `feddm privacy uploads --json`")
 def uploads(folder: Folder = None, json: options.Json = False) -> None:
-    """Show everything that clients uploaded under privacy: when, how large, and its hash.
+    """List all uploads of private clients, with their time, size and hash.
 
-    Shapes are in `--json`. Uploads of runs without privacy are not listed.
+    `--json` adds the shapes. Uploads of runs without privacy are not listed.
     """
     from feddm.core.formatting import size_text
     from feddm.privacy.ledger import Ledger, clients_in, ledger_root, run_ledger_root
     from feddm.privacy.vault import upload_log
 
-    own = sorted(run_ledger_root().glob("*"))  # of single runs
+    own = sorted(run_ledger_root().glob("*"))  # ledgers of single runs
     shared = [ledger_root()] if ledger_root().is_dir() or not own else []
     roots = [folder] if folder else [*shared, *own]
     rows = [
@@ -194,7 +196,7 @@ def uploads(folder: Folder = None, json: options.Json = False) -> None:
         print(json_.dumps(rows, indent=2))
         return
     if not rows:
-        print("Nothing was uploaded under privacy yet.")
+        print("No private client has uploaded anything yet.")
     heading = ""
     for row in rows:
         whose = f"{row['dataset']}, split {row['split'][:8]}, {row['client']}"
@@ -209,16 +211,17 @@ def uploads(folder: Folder = None, json: options.Json = False) -> None:
 
 
 def _counts(released: bool, rounds: int) -> list[Released]:
-    """Returns what it takes to know the sizes of classes, if anything."""
-    from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
+    """Returns the releases of class counts, if there are any."""
+    from feddm.algorithms.gradient_feddm import GradientFedDMSettings
     from feddm.privacy.accounting import Released
 
-    return [Released(rounds, COUNT_MULTIPLIER)] if released else []
+    multiplier = GradientFedDMSettings().count_multiplier
+    return [Released(rounds, multiplier)] if released else []
 
 
 def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
-        raise LedgerError(f"{root} has no ledgers; a private run makes some")
+        raise LedgerError(f"no ledgers in {root}; a private run creates one")
     return sorted(path for path in root.iterdir() if path.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""``feddm report``: what came out, as a page to look at."""
+"""``feddm report``: results as one HTML page."""
 
 from __future__ import annotations
 
@@ -23,24 +23,30 @@ WriteReport = Annotated[
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or studies.")
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of runs or studies.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write; else report.html in the first RUN.")
+        Path | None,
+        typer.Option(help="File to write. Default: report.html in the first RUN."),
     ] = None,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Draw figures beside it, too: PNG and PDF.")
+        bool, typer.Option("--figures", help="Also draw the figures, as PNG and PDF.")
     ] = False,
     neighbours: Annotated[
         bool,
-        typer.Option("--neighbours", help="Show real images beside synthetic ones."),
+        typer.Option(
+            "--neighbours", help="Show the nearest real image below each synthetic one."
+        ),
     ] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the report in the browser.")
+    ] = False,
 ) -> None:
-    """Make one HTML file that shows runs or a study.
+    """Make one HTML report of runs or a study.
 
-    It opens anywhere, without a server or a network: curves, synthetic images, time, messages,
-    privacy, settings. Runs that differ in the seed only are averaged.
+    The file opens in any browser, without a server or a network. It shows curves, synthetic
+    images, time, messages, privacy and settings. Runs that differ only in the seed are
+    averaged.
     """
     from feddm.analysis.report.writing import write_report
 
@@ -49,7 +55,7 @@ def report(
         print(f"Note: {note}")
     for file in written.figures:
         print(f"Drawn in {file}")
-    print(f"The report is {written.page}")
+    print(f"Report: {written.page}")
     if open_:
         import webbrowser
 
@@ -57,7 +63,7 @@ def report(
 
 
 class Screen(Protocol):
-    """Where a command shows what it has to say."""
+    """Where a command shows its messages."""
 
     def say(self, text: str) -> None: ...
 
@@ -65,13 +71,13 @@ class Screen(Protocol):
 
 
 def report_at_end(path: Path, screen: Screen) -> None:
-    """Writes the report of what has just ended; whatever goes wrong, the run is not lost."""
+    """Writes the report of a run or study that has just finished; a failure is only a note."""
     try:
         from feddm.analysis.report.writing import write_report
 
         page = write_report([path]).page
     except Exception as error:
-        # The results are on the disk, and `feddm report` shows what is wrong.
-        screen.notice(f"no report was written: {error}")
+        # The results are already on disk, and `feddm report` shows the full error.
+        screen.notice(f"could not write the report: {error}")
     else:
-        screen.say(f"The report is {page}")
+        screen.say(f"Report: {page}")

@@ -56,7 +56,7 @@ def run(
     from feddm.runtime.run import execute
     from feddm.runtime.rundir import next_free
 
-    directory = out or next_free(Path("runs"), f"{config.algorithm}-{config.data.name}")
+    directory = out or next_free(Path("runs"), f"{config.algorithm.name}-{config.data.name}")
     try:
         with shown(directory, quiet, json) as display:
             observer = _logged(log, directory, display)

@@ -11,7 +11,9 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.report import report_at_end
-from feddm.config.schema import ALGORITHMS, Config, load_toml
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import load_toml, tables
+from feddm.config.schema import Config
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,11 +47,17 @@ def files_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, dict[
             raise ConfigError(
                 f"--with takes NAME=FILE with one of {', '.join(names)}, got {text!r}"
             )
-        files[name] = load_toml(Path(path))
-        algorithm = files[name].get("algorithm", name)
-        if name in ALGORITHMS and algorithm != name:
+        files[name] = tables(load_toml(Path(path)))
+        algorithm = algorithm_in(files[name]) or name
+        if name in algorithm_names() and algorithm != name:
             raise ConfigError(f"{path} is for {algorithm}, so it is no file for {name}")
     return files
+
+
+def algorithm_in(file: Mapping[str, Any]) -> str:
+    """Returns the algorithm that a file names, if it names one."""
+    algorithm = file.get("algorithm")
+    return str(algorithm.get("name", "")) if isinstance(algorithm, Mapping) else ""
 
 
 def held_out(given: options.Given, validation: float) -> options.Given:
@@ -85,14 +93,18 @@ def check_ledgers(configs: Sequence[Named]) -> None:
     By default all runs on a data set share a ledger, which is right for data that are used in
     earnest, and never what somebody wants who compares settings.
     """
-    private = [config for _, _, config in configs if config.privacy.guaranteed]
-    if not all(config.privacy.ledger for config in private):
+    private = [
+        config.privacy
+        for _, _, config in configs
+        if config.privacy is not None and config.privacy.guaranteed
+    ]
+    if not all(privacy.ledger for privacy in private):
         raise ConfigError(
             f"{len(private)} private runs on one data set would eat each other's budget, and "
             "choosing by their results is not covered by it; with public data, --ledger new "
             "gives each run a ledger of its own"
         )
-    budgets = [c.privacy for c in private if c.privacy.epsilon and c.privacy.ledger != "new"]
+    budgets = [privacy for privacy in private if privacy.budget and privacy.ledger != "new"]
     if len(budgets) > 1 and len({privacy.ledger for privacy in budgets}) < len(budgets):
         raise ConfigError(
             f"the first of {len(budgets)} runs would spend the whole budget of --ledger "

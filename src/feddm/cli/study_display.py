@@ -1,4 +1,4 @@
-"""How a study looks: a live table on a terminal, plain lines elsewhere, a table at the end."""
+"""Display of a study: a live table on a terminal, plain lines elsewhere, a table at the end."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from feddm.analysis.studies import Cell, StudyObserver
-from feddm.analysis.tables import GAP, accuracy_text, comparison, name_text, summarize
+from feddm.analysis.tables import Table, accuracy_text, comparison, name_text, summarize
 from feddm.cli.display import STAGES
 from feddm.core.formatting import percent
 from feddm.runtime.wording import epsilon_cell, label
 
 if TYPE_CHECKING:
-    from feddm.analysis.tables import Row, Table
+    from feddm.analysis.tables import Row
     from feddm.runtime.federation import RoundRecord
 
 
 class StudyDisplay(StudyObserver):
-    """Shows a study; use it in a ``with`` block."""
+    """Shows a study. Use it in a ``with`` block."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], study: Path) -> None:
         self._console = console
         self._study = study
         self._ended: dict[str, list[Sequence[RoundRecord]]] = {cell.name: [] for cell in cells}
         self._seeds = Counter(cell.name for cell in cells)
-        self._private = any(cell.config.privacy.mechanism != "none" for cell in cells)
+        self._private = any(cell.config.privacy is not None for cell in cells)
         self._now = cells[0]
         self._last = self._text = ""
         self._live = Live(console=console, transient=True, refresh_per_second=4)
@@ -50,14 +49,12 @@ class StudyDisplay(StudyObserver):
     ) -> None:
         self._live.stop()
         if kind is KeyboardInterrupt:
-            self.say(
-                f"Interrupted. The same command with --out {self._study} goes on from here."
-            )
+            self.say(f"Interrupted. To continue, run the same command with --out {self._study}")
 
     def began(self, cell: Cell) -> None:
         self._now = cell
         self._last = ""
-        self._show("starts")
+        self._show("starting")
 
     def progress(self, stage: str, fraction: float) -> None:
         if self._console.is_terminal:
@@ -74,20 +71,20 @@ class StudyDisplay(StudyObserver):
 
     def ended(self, cell: Cell, records: Sequence[RoundRecord]) -> None:
         self._ended[cell.name].append(records)
-        self._show("ended" if records else "failed")
+        self._show("finished" if records else "failed")
 
     def notice(self, text: str) -> None:
         self.say(f"Note: {text}.")
 
     def table(self, rows: Sequence[Row], study: Path) -> None:
-        """Shows what came out."""
+        """Shows the results."""
         self._live.stop()
         table = comparison(rows)
         print_table(self._console, table)
         for note in table.notes:
             text = note.replace("`", "")
             self._console.print(text, style="dim", highlight=False, markup=False)
-        self.say(f"Everything is in {study}")
+        self.say(f"Results: {study}")
 
     def say(self, text: str) -> None:
         """Shows one line."""
@@ -99,28 +96,32 @@ class StudyDisplay(StudyObserver):
             self._live.update(self.live_table())
 
     def live_table(self) -> Group:
-        """Returns all names over the seeds that ended, and a line about the run of now."""
-        # Wide enough for "100.00 ± 12.34" and "no guarantee": only names are ever cut.
-        widths = {"seeds": 7, "final %": 14} | ({"epsilon": 12} if self._private else {})
-        room = self._console.width - sum(GAP + width for width in widths.values())
-        table = RichTable(box=None, pad_edge=False)
-        table.add_column("", max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
-        for title, width in widths.items():
-            table.add_column(title, justify="right", width=width, no_wrap=True)
-        for row in summarize(self._ended, ()):
-            done = f"{row.seeds + row.failed}/{self._seeds[row.name]}"
-            cells = [name_text(row), done, accuracy_text(row.final)]
-            if self._private:
-                cells.append(epsilon_cell(row.epsilon, row.privacy))
-            table.add_row(*cells)
+        """Returns the means over finished seeds, and a line about the current run."""
+        titles = ["", "seeds", "final %", *(["epsilon"] if self._private else [])]
+        lines = [
+            [
+                name_text(row),
+                f"{row.seeds + row.failed}/{self._seeds[row.name]}",
+                accuracy_text(row.final),
+                *([epsilon_cell(row.epsilon, row.privacy)] if self._private else []),
+            ]
+            for row in summarize(self._ended, ())
+        ]
         now = f"{self._now.name} seed {self._now.seed}: {self._text}"
-        return Group(table, Text(now, no_wrap=True, overflow="ellipsis"))
+        return Group(
+            table_text(Table(titles, lines), self._console.width),
+            Text(now, no_wrap=True, overflow="ellipsis"),
+        )
 
 
 def print_table(console: Console, table: Table, parts: Collection[str] = ()) -> None:
     """Prints a table with its titles, and the lines that name its parts, in bold."""
-    titles, *lines = table.to_text(console.width).splitlines()
-    console.print(titles, style="bold", highlight=False, markup=False)
-    for line in lines:
-        style = "bold" if line in parts else ""
-        console.print(line, style=style, highlight=False, markup=False)
+    console.print(table_text(table, console.width, parts))
+
+
+def table_text(table: Table, width: int, parts: Collection[str] = ()) -> Text:
+    """Returns a table as `print_table` prints it."""
+    titles, *lines = table.to_text(width).splitlines()
+    styled = [Text(titles, style="bold")]
+    styled += [Text(line, style="bold" if line in parts else "") for line in lines]
+    return Text("\n").join(styled)

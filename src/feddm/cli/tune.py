@@ -17,8 +17,8 @@ from feddm.cli.studies import (
     listed_seeds,
     run_study,
 )
-from feddm.config.privacy_rules import unused
-from feddm.config.schema import Config, toml_value
+from feddm.config.resolve import flat, qualified, toml_value
+from feddm.config.schema import Config
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _LOCAL_GRID: dict[str, list[Any]] = {
 }
 PAPER_GRIDS: dict[str, dict[str, list[Any]]] = {
     "fedavg": _LOCAL_GRID,
-    "fedprox": {**_LOCAL_GRID, "local.mu": [0.01, 0.1, 1.0]},
+    "fedprox": {**_LOCAL_GRID, "mu": [0.01, 0.1, 1.0]},
     "fednova": _LOCAL_GRID,
     "scaffold": _LOCAL_GRID,
 }
@@ -86,10 +86,10 @@ def tune(
     ]
     run_study(
         configs,
-        f"tune-{base.algorithm}",
+        f"tune-{base.algorithm.name}",
         out,
         lambda results: _best_first(summarize(results, ())),
-        then=lambda results, rows, study: _keep_best(rows, tried, base.algorithm, study),
+        then=lambda results, rows, study: _keep_best(rows, tried, base.algorithm.name, study),
         report=report,
         quiet=quiet,
         json=json,
@@ -97,12 +97,12 @@ def tune(
 
 
 def paper_grid(config: Config) -> Mapping[str, Sequence[Any]]:
-    """Returns the paper's grid, without what privacy does not use."""
-    idle = unused(config.algorithm, config.privacy.mechanism)
-    axes = PAPER_GRIDS.get(config.algorithm, {})
+    """Returns the paper's grid, without settings that do not exist under privacy."""
+    name, known = config.algorithm.name, flat(config.model_dump())
+    axes = PAPER_GRIDS.get(name, {})
     if not axes:
-        raise ConfigError(f"the paper has no grid for {config.algorithm}; name one with --grid")
-    return {key: values for key, values in axes.items() if key not in idle}
+        raise ConfigError(f"the paper has no grid for {name}; give one with --grid")
+    return {key: values for key, values in axes.items() if qualified(key) in known}
 
 
 def _axes(texts: Iterable[str]) -> dict[str, list[Any]]:

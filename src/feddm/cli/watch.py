@@ -1,4 +1,4 @@
-"""``feddm watch``: a run or a study that goes on elsewhere."""
+"""``feddm watch``: follows a run or a study in another terminal."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
     from feddm.runtime.rundir import RunDirectory
 
 EXAMPLES = """\
-Examples, while it runs in another terminal:
+Examples, while the run goes on in another terminal:
 
 - `feddm watch runs/feddm-digits-1`
 
 - `feddm watch runs/compare-mnist-1`"""
 
-REFRESH = 0.5  # seconds between two looks
-SILENCE = 5.0  # seconds without news after which we ask whether anybody is at work
+REFRESH = 0.5  # seconds between two updates
+SILENCE = 5.0  # seconds without a new round before we check that a process is at work
 PAUSE = 15.0  # seconds that a study may take between two runs
 CURVE_HEIGHT = 10  # lines
+LONGEST_NAME = 45  # characters of a run's name
 
 
 def watch(
     directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Its directory, or that of a study.")
+        Path, typer.Argument(metavar="RUN", help="Directory of a run or a study.")
     ],
 ) -> None:
-    """Show a run that goes on in another terminal: its rounds and its curve.
+    """Follow a run in another terminal: its rounds and its accuracy curve.
 
-    Of a study it shows all runs, and the curve of the last one. It ends with them, or with
-    Ctrl-C, which they do not notice. Without a terminal it prints what there is, once.
+    For a study, shows all runs and the curve of the latest one. Exits when the run ends;
+    Ctrl-C stops watching, not the run. Without a terminal, prints the current state once.
     """
     from rich.console import Console
 
-    watched = Study(directory) if (directory / "cells").is_dir() else Run(directory)
+    watched = Study(directory) if (directory / "cells").is_dir() else WatchedRun(directory)
     console = Console()
     if console.is_terminal:
         follow(watched, console)
@@ -54,17 +55,17 @@ def watch(
 
 
 class Watched(Protocol):
-    """Something that goes on elsewhere."""
+    """A run or a study in another process."""
 
     def view(self, console: Console) -> Text:
-        """Returns how it looks now, small enough for the terminal."""
+        """Returns its current state, cut to fit the terminal."""
 
     def end(self) -> str:
-        """Returns why there is nothing more to come; nothing while there is."""
+        """Returns why it has stopped, or an empty text while it runs."""
 
 
 def follow(watched: Watched, console: Console) -> None:
-    """Shows it until it ends."""
+    """Shows a run or a study until it stops."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -75,13 +76,13 @@ def follow(watched: Watched, console: Console) -> None:
                     break
                 time.sleep(REFRESH)
         except KeyboardInterrupt:
-            last = "It goes on."
+            last = "Still running."
     console.print(watched.view(console))
     console.print(last, markup=False, highlight=False, soft_wrap=True)
 
 
-class Run:
-    """A run that goes on elsewhere."""
+class WatchedRun:
+    """A run in another process."""
 
     def __init__(self, path: Path) -> None:
         from feddm.runtime.rundir import RunDirectory
@@ -97,7 +98,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it has written the last that a run writes."""
+        """Whether it has written the last file of a run."""
         return (self.opened.path / "model.safetensors").exists()
 
     def changed(self) -> float:
@@ -116,99 +117,110 @@ class Run:
         if console.is_terminal:
             rows = rows[-max(console.height - len(chart) - 5, 3) :]
         text = Text()
-        text.append(f"{config.algorithm} on {config.data.name}, seed {config.seed}")
+        text.append(f"{config.algorithm.name} on {config.data.name}, seed {config.seed}")
         text.append(f": {len(records)} of {config.rounds} rounds\n")
-        private = config.privacy.mechanism != "none"
+        private = config.privacy is not None
         text.append(f"{PRIVATE_HEADER if private else HEADER}\n", style="bold")
         text.append("".join(f"{row}\n" for row in rows))
-        text.append("\n".join(["", *chart]) if chart else "the first round is not over yet")
+        text.append("\n".join(["", *chart]) if chart else "waiting for the first round")
         return text
 
     def end(self) -> str:
         if self.ended:
-            return f"The run has ended. Look at it: feddm report {_quoted(self.opened.path)}"
+            return f"The run has finished. Report: feddm report {_quoted(self.opened.path)}"
         rounds = len(self.opened.records())
         if rounds != self._rounds:
             self._rounds, self._news = rounds, time.monotonic()
         if time.monotonic() - self._news > SILENCE:
             if not in_use(self.opened):
-                return f"Nobody is at work on it: feddm resume {_quoted(self.opened.path)}"
+                return (
+                    f"The run has stopped. Continue: feddm resume {_quoted(self.opened.path)}"
+                )
             self._news = time.monotonic()
         return ""
 
 
 class Study:
-    """A study that goes on elsewhere: the runs that it has begun, the last one last."""
+    """A study in another process: the runs started so far, the latest last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[Path, Run] = {}
+        self._known: dict[Path, WatchedRun] = {}
         self._asked = -math.inf
         self._busy = time.monotonic()
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[WatchedRun]:
         for file in self._path.glob("cells/*/config.toml"):
             if file.parent not in self._known and file.parent.suffix != ".part":
-                self._known[file.parent] = Run(file.parent)
+                self._known[file.parent] = WatchedRun(file.parent)
         return sorted(self._known.values(), key=lambda run: (run.changed(), run.name))
 
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
+        from feddm.analysis.tables import Table
+        from feddm.cli.study_display import table_text
         from feddm.core.formatting import percent
         from feddm.runtime.wording import epsilon_cell
 
         runs = self.runs()
         done = sum(run.ended for run in runs)
-        private = any(run.config.privacy.mechanism != "none" for run in runs)
+        private = any(run.config.privacy is not None for run in runs)
         records = {run.name: run.opened.records() for run in runs}
         chart = chart_of(runs[-1].config, records[runs[-1].name], console) if runs else []
-        text = Text(f"{self._path}: {len(runs)} runs begun, {done} ended\n")
-        wide = min(max((len(run.name) for run in runs), default=0), 45)
-        title = f"{'':<{wide}}   round  accuracy{'      epsilon' if private else ''}\n"
-        text.append(title, style="bold")
+        text = Text(f"{self._path}: {len(runs)} runs started, {done} finished\n")
         room = max(console.height - len(chart) - 5, 3) if console.is_terminal else len(runs)
+        lines = []
         for run in runs[-room:]:
             rounds = records[run.name]
             last = rounds[-1] if rounds else None
-            name = run.name if len(run.name) <= wide else f"…{run.name[1 - wide :]}"
-            text.append(f"{name:<{wide}}")
-            text.append(f" {f'{len(rounds)}/{run.config.rounds}':>7}")
-            text.append(f" {percent(last.accuracy) if last else '':>9}")
+            name = (
+                run.name
+                if len(run.name) <= LONGEST_NAME
+                else f"…{run.name[1 - LONGEST_NAME :]}"
+            )
+            line = [
+                name,
+                f"{len(rounds)}/{run.config.rounds}",
+                percent(last.accuracy) if last else "",
+            ]
             if private:
-                text.append(f" {epsilon_cell(last.epsilon, last.privacy) if last else '':>12}")
-            text.append("\n")
+                line.append(epsilon_cell(last.epsilon, last.privacy) if last else "")
+            lines.append(line)
+        titles = ["", "round", "accuracy", *(["epsilon"] if private else [])]
+        text.append_text(table_text(Table(titles, lines), console.width))
+        text.append("\n")
         text.append("\n".join(["", *chart]))
         return text
 
     def end(self) -> str:
         runs = self.runs()
-        table = self._path / "study.json"  # the last that a study writes
+        table = self._path / "study.json"  # the last file that a study writes
         latest = max((run.changed() for run in runs), default=math.inf)
         if table.exists() and table.stat().st_mtime >= latest:
-            return f"The study has ended. Look at it: feddm report {_quoted(self._path)}"
+            return f"The study has finished. Report: feddm report {_quoted(self._path)}"
         if time.monotonic() - self._asked > SILENCE:
             self._asked = time.monotonic()
             if any(in_use(run.opened) for run in runs[-1:]):
                 self._busy = self._asked
         if time.monotonic() - self._busy > PAUSE:
-            return "Nobody is at work on it; the command that began it goes on with it."
+            return "The study has stopped. Run its command again to continue."
         return ""
 
 
 def in_use(opened: RunDirectory) -> bool:
-    """Returns whether a process is at work on the run."""
+    """Returns whether a process is working on the run."""
     from feddm.errors import RunDirectoryError
 
     try:
-        with opened:  # for no longer than this: another could want to begin
+        with opened:  # release at once: another process may want to start
             return False
     except RunDirectoryError:
         return True
 
 
 def chart_of(config: Config, records: list[RoundRecord], console: Console) -> list[str]:
-    """Returns the lines of the curve of a run."""
+    """Returns the lines of a run's accuracy curve."""
     return curve(
         [record.accuracy for record in records],
         config.rounds,

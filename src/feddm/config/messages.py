@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one sentence that says what is allowed."""
+"""Pydantic's errors about a configuration, in one sentence that says what is allowed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ def sentence(error: ErrorDetails, values: Mapping[str, Any], root: type[BaseMode
     path = [str(part) for part in error["loc"]]
     # For a field of two types pydantic names the type behind the key; a user knows only the
     # key.
-    while len(path) > 1 and _section_of(root, path[:-1]) is None:
+    while len(path) > 1 and section_of(root, path[:-1]) is None:
         path.pop()
-    key = ".".join(path)
+    key = short(path)
     if error["type"] == "extra_forbidden":
-        known = sorted(_fields(root, path[:-1]))
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"unknown key {key}{hint}; known here: {', '.join(known)}"
+        return _unknown(key, path, root, values)
     if error["type"] == "missing" and _value_at(values, path) is None:
         return f"{key} is missing"
     if key == "model.norm" and error["input"] == "batch":
@@ -39,7 +36,36 @@ def sentence(error: ErrorDetails, values: Mapping[str, Any], root: type[BaseMode
     return f"{key} must be {_allowed(root, path)}, got {_value_at(values, path)!r}"
 
 
-def _section_of(root: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+def short(path: list[str]) -> str:
+    """Returns a key as people write it: settings of the algorithm need not name it.
+
+    >>> short(["algorithm", "server", "lr"]), short(["data", "name"]), short(["algorithm"])
+    ('server.lr', 'data.name', 'algorithm')
+    """
+    return ".".join(path[1:] if path[0] == "algorithm" and path[1:] else path)
+
+
+def _unknown(
+    key: str, path: list[str], root: type[BaseModel], values: Mapping[str, Any]
+) -> str:
+    head = section_of(root, path[:1])
+    instead = getattr(head, "instead", {}).get(".".join(path[1:]))
+    if instead is not None:
+        return f"{key} cannot be set here: {instead}"
+    known = sorted(_fields(root, path[:-1]))
+    listed = f"known here: {', '.join(known)}"
+    if path[:-1] == ["algorithm"]:  # what is no setting of the algorithm may be meant for all
+        known.remove("name")
+        every = sorted(set(root.model_fields) - {"algorithm"})
+        name = _value_at(values, ["algorithm", "name"])
+        listed = f"{name} has {', '.join(known)}; all have {', '.join(every)}"
+        known += every
+    close = difflib.get_close_matches(path[-1], known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"unknown key {key}{hint}; {listed}"
+
+
+def section_of(root: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     section = root
     for part in path:
         field = section.model_fields.get(part)
@@ -51,7 +77,7 @@ def _section_of(root: type[BaseModel], path: list[str]) -> type[BaseModel] | Non
 
 
 def _fields(root: type[BaseModel], path: list[str]) -> Iterable[str]:
-    section = _section_of(root, path)
+    section = section_of(root, path)
     return section.model_fields if section else ()
 
 
@@ -61,16 +87,16 @@ def _allowed(root: type[BaseModel], path: list[str]) -> str:
     >>> from feddm.config.schema import Config
     >>> _allowed(Config, ["rounds"])
     'a whole number of at least 1'
-    >>> _allowed(Config, ["synthesis", "networks"])
-    'a whole number of at least 1 or fresh'
+    >>> _allowed(Config, ["runtime", "workers"])
+    'a whole number of at least 1 or auto'
     >>> _allowed(Config, ["participation"])
     'a number above 0 and at most 1'
     >>> _allowed(Config, ["data", "own", "shape"])
     'a list of 3, each a whole number of at least 1'
     """
-    if _section_of(root, path) is not None:
+    if section_of(root, path) is not None:
         return "a section"
-    section = _section_of(root, path[:-1])
+    section = section_of(root, path[:-1])
     assert section is not None
     rule = section.model_json_schema()["properties"][path[-1]]
     return " or ".join(_words(option) for option in rule.get("anyOf", [rule]))

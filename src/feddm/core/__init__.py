@@ -1,1 +1,1 @@
-"""The mathematics: models, training, matching, and the types that travel."""
+"""The mathematics: models, training, matching, and the types that clients and servers share."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from feddm.config.schema import AugmentationConfig
 
 Transform = Callable[[Tensor], Tensor]  # images -> images
 
@@ -28,31 +29,11 @@ def unchanged_images(images: Tensor) -> Tensor:
     return images
 
 
-@dataclass(frozen=True)
-class Augmentation:
+class Augmentation(AugmentationConfig):
     """What may be changed, and how much; 0 switches a change off.
 
     Images are as a model takes them: normalized, with 0 the mean color.
-
-    Args:
-        flip: Mirror left and right, half of the time; not for digits.
-        shift: By up to this share of the side, up or down and left or right.
-        scale: Either side longer or shorter by up to this share.
-        rotate: By up to so many degrees.
-        brightness: Add up to so much to every pixel, or subtract it.
-        saturation: Colors stronger or weaker by up to this share.
-        contrast: Differences from the mean stronger or weaker by up to this share.
-        cutout: Replace a square with this share of the side, at any place, by 0.
     """
-
-    flip: bool = True
-    shift: float = 0.125
-    scale: float = 0.2
-    rotate: float = 15.0
-    brightness: float = 0.5
-    saturation: float = 1.0
-    contrast: float = 0.5
-    cutout: float = 0.5
 
     def shared(self, rng: torch.Generator) -> Transform:
         """Returns one change for all images that it is given, whenever that is."""

@@ -1,8 +1,8 @@
-"""Where and how fast a model is computed: the device, a compiler, a shorter float.
+"""Where and how fast a model runs: device, compilation and precision.
 
-Device and compiler change only the last bits of what is computed, a shorter float more.
-`Accelerated` is itself a model, so nothing else in the package knows whether it runs a compiled
-one.
+The device and the compiler change only the last bits of the results; lower precision changes
+more. `Accelerated` is itself a model, so the rest of the package does not need to know whether
+a model is compiled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Accelerated(Around):
-    """A model that is compiled, or computed in a shorter float; its outputs are float32.
+    """A model that is compiled or runs at lower precision; its outputs are float32.
 
     Args:
-        model: What is computed.
-        compiled: Whether torch.compile turns it into code of its own for this machine.
-        precision: Type of the matrix products; ``float32`` is the only exact one.
+        model: The model to accelerate.
+        compiled: Whether to compile it for this machine with torch.compile.
+        precision: Type of the matrix products; only ``float32`` leaves them unchanged.
     """
 
     compiled: bool = False
@@ -39,7 +39,7 @@ class Accelerated(Around):
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
         call: Callable[[Tensors, Tensor], Outputs] = self.model
-        if self.compiled and len(x) > 1:  # torch compiles 1 apart from all other numbers
+        if self.compiled and len(x) > 1:  # torch always compiles a batch of 1 separately
             torch._dynamo.mark_dynamic(x, 0)
             call = _compiled(cast(Hashable, self.model))
         if self.precision == "float32":
@@ -51,14 +51,14 @@ class Accelerated(Around):
 
 @functools.cache
 def _compiled(model: Hashable) -> Callable[[Tensors, Tensor], Outputs]:
-    # Programs that torch keeps for one function: every model of a process has a few of them.
-    # Set here and not above, because torch's compiler takes more than a second to import.
+    # How many compiled versions torch keeps per function: each model in a process needs a few.
+    # Set here, not at import, because torch's compiler takes more than a second to import.
     torch._dynamo.config.recompile_limit = 64
     return torch.compile(cast(Model, model).__call__)
 
 
 def accelerated(model: Model, compiled: bool, precision: Precision) -> Model:
-    """Returns the model itself if there is nothing to accelerate."""
+    """Returns the accelerated model, or the model itself if there is nothing to do."""
     if not compiled and precision == "float32":
         return model
     return Accelerated(model, compiled, precision)
@@ -66,35 +66,37 @@ def accelerated(model: Model, compiled: bool, precision: Precision) -> Model:
 
 @functools.cache
 def compiler_problem(device: torch.device = CPU) -> str | None:
-    """Returns why nothing can be compiled here, or ``None`` if it can: it tries.
+    """Tries to compile a function; returns the problem, or ``None`` if it works.
 
-    The first time on a machine this takes some seconds; torch keeps what it compiled.
+    The first call on a machine takes some seconds; torch caches what it compiled.
     """
     try:
         with _silenced():
             torch.compile(lambda x: (x * x).sum())(torch.ones(3, 5, device=device))
-    except Exception as error:  # whatever a compiler, a linker or a full disk may do
+    except Exception as error:  # from a compiler, a linker, a full disk and so on
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return lines[0][:200]
     return None
 
 
 def find_device(wanted: str) -> torch.device:
-    """Returns the device that is asked for; ``auto`` takes a GPU if there is one."""
+    """Returns the requested device; ``auto`` is a GPU if there is one."""
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _has_mps()}
     if wanted == "auto":
         wanted = next(name for name in ("cuda", "mps", "cpu") if present[name])
     if not present[wanted]:
-        raise ConfigError(f"runtime.device is {wanted}, but torch finds no such device here")
-    # Else convolutions on some GPUs would be computed with ten bits, float32 or not.
+        raise ConfigError(
+            f"runtime.device is {wanted}, but torch finds no such device; use auto or cpu"
+        )
+    # Otherwise some GPUs compute float32 convolutions with 10-bit mantissas.
     torch.backends.cudnn.allow_tf32 = False
     return torch.device(wanted)
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
-    """Raises `ConfigError` if the device cannot compute in that type."""
+    """Raises `ConfigError` if the device does not support the precision."""
     if precision == "float16" and device.type == "cpu":
-        raise ConfigError("runtime.precision float16 needs a GPU; a CPU can take bfloat16")
+        raise ConfigError("runtime.precision float16 needs a GPU; use bfloat16 on a CPU")
 
 
 def _has_mps() -> bool:
@@ -103,7 +105,7 @@ def _has_mps() -> bool:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keeps what torch's compiler says about a failure off the screen: we say it in a line."""
+    """Mutes the log of torch's compiler; we report a failure in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Examples: labelled images as they lie in memory, and as a model takes them."""
+"""Examples: labelled images as stored, and as model inputs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(pixels / 255 - mean) / std`` by channel, with constants that are public."""
+    """``(pixels / 255 - mean) / std`` per channel; the constants are public."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def inputs(self, pixels: Tensor) -> Tensor:
-        """Returns what a model takes for uint8 pixels of shape (n, channels, height, width)."""
+        """Returns the model inputs for uint8 pixels of shape (n, channels, height, width)."""
         mean, std = self._columns()
         mean, std = mean.to(pixels.device), std.to(pixels.device)
         return torch.addcmul(-mean / std, pixels.float(), 1 / (255 * std))
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Returns the nearest uint8 pixels; the inverse of `inputs` for what was an image.
+        """Returns the nearest uint8 pixels; inverts `inputs` exactly for images.
 
         >>> gray = torch.tensor([0, 127, 255], dtype=torch.uint8).view(1, 1, 1, 3)
         >>> n = Normalization(mean=(0.13,), std=(0.31,))
@@ -39,26 +39,26 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Members:
-    """Which examples belong to which class of a client, class after class.
+    """Which examples belong to which class of a client, ordered by class.
 
-    A *slot* is the place of a class among the classes that one client has: class 7 of a client
-    with classes 2, 5 and 7 is slot 2.
+    A *slot* is the index of a class among one client's classes: for a client with classes 2, 5
+    and 7, class 7 is slot 2.
     """
 
-    index: Tensor  # positions of the examples
-    slots: Tensor  # the slot of each, ascending
+    index: Tensor  # indices of the examples
+    slots: Tensor  # slot of each example, ascending
 
     @property
     def counts(self) -> Tensor:
-        """How many examples each slot has."""
+        """Number of examples per slot."""
         return torch.bincount(self.slots)
 
     def sample(self, most: int | None, rng: torch.Generator) -> Members:
-        """Returns random examples of each slot without repeats.
+        """Returns a random sample of each slot, without replacement.
 
         Args:
-            most: Most examples of a slot; ``None`` takes all of them.
-            rng: Draws them.
+            most: Maximum number of examples per slot; ``None`` takes all of them.
+            rng: Random generator.
 
         >>> members = Members(torch.tensor([4, 7, 8, 9]), torch.tensor([0, 1, 1, 1]))
         >>> members.sample(2, torch.Generator().manual_seed(0)).slots
@@ -67,7 +67,9 @@ class Members:
         if most is None:
             return self
         order = torch.randperm(len(self.index), generator=rng)
-        order = order[self.slots[order].argsort(stable=True)]  # by slot, at random within it
+        order = order[
+            self.slots[order].argsort(stable=True)
+        ]  # by slot, in random order within each
         slots = self.slots[order]
         first = self.counts.cumsum(0) - self.counts
         wanted = self.counts.clamp(max=most)
@@ -76,7 +78,7 @@ class Members:
 
 
 class Batch(NamedTuple):
-    """What a training step takes: model inputs, class numbers, and weights if they differ."""
+    """Input of a training step: model inputs, class indices, and weights if they differ."""
 
     x: Tensor
     y: Tensor
@@ -89,10 +91,10 @@ class Examples:
 
     Args:
         x: Images, of shape (n, channels, height, width).
-        y: Class numbers, int64.
-        normalization: Turns uint8 pixels into inputs; ``None`` if `x` are inputs already.
-        weight: How much each example counts; ``None`` if all count the same.
-        group: Whom each example is about, as a number; ``None`` if nobody says.
+        y: Class indices, int64.
+        normalization: Turns uint8 pixels into inputs; ``None`` if `x` already holds inputs.
+        weight: Weight of each example; ``None`` if all are equal.
+        group: Group id of each example (for instance a patient), or ``None``.
     """
 
     x: Tensor
@@ -105,29 +107,29 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
-        """Returns the chosen examples as a model takes them."""
+        """Returns the selected examples as a batch of model inputs."""
         weight = None if self.weight is None else self.weight[index]
         return Batch(self.inputs(self.x[index]), self.y[index], weight)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Returns what a model takes for images that lie in memory as these do."""
+        """Returns the model inputs for images stored in the same form as `self.x`."""
         return x if self.normalization is None else self.normalization.inputs(x)
 
     def subset(self, index: Tensor) -> Examples:
-        """Returns the chosen examples as they lie in memory."""
+        """Returns the selected examples in stored form."""
         weight = None if self.weight is None else self.weight[index]
         group = None if self.group is None else self.group[index]
         return Examples(self.x[index], self.y[index], self.normalization, weight, group)
 
     def to(self, device: torch.device) -> Examples:
-        """Returns the examples in the memory of a device."""
+        """Returns the examples on a device."""
         weight = None if self.weight is None else self.weight.to(device)
         group = None if self.group is None else self.group.to(device)
         x, y = self.x.to(device), self.y.to(device)
         return Examples(x, y, self.normalization, weight, group)
 
     def by_class(self, min_size: int) -> tuple[list[int], Members]:
-        """Returns the classes with at least `min_size` examples, and which examples they have.
+        """Returns the classes with at least `min_size` examples, and their members.
 
         >>> data = Examples(torch.zeros(3, 1, 1, 1), torch.tensor([4, 1, 4]))
         >>> data.by_class(min_size=2)

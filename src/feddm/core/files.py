@@ -1,4 +1,4 @@
-"""Files that survive a crash: on the disk when a call returns, and whole under their names."""
+"""Crash-safe files: on disk when a call returns, and never partial under their final name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-EVERYBODY, OWNER = 0o666, 0o600  # who can read a file, as far as the system agrees
+EVERYBODY, OWNER = 0o666, 0o600  # file modes, before the umask
 
 
 def write(path: Path, data: bytes, mode: int = EVERYBODY) -> None:
-    """Writes a new file; a crash meanwhile leaves a part of it."""
+    """Writes a new file; a crash may leave a partial file."""
 
     def opener(name: str, flags: int) -> int:
-        # With its mode from the first moment on.
+        # Sets the mode on creation, so that nobody else can read the file even briefly.
         return os.open(name, flags, mode)
 
     with open(path, "xb", opener=opener) as file:
@@ -24,7 +24,7 @@ def write(path: Path, data: bytes, mode: int = EVERYBODY) -> None:
 
 
 def write_whole(path: Path, data: bytes, mode: int = EVERYBODY) -> None:
-    """Writes a file under its name, or nothing; what had the name before is replaced."""
+    """Writes or replaces a file atomically."""
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)
     write(part, data, mode)
@@ -33,7 +33,7 @@ def write_whole(path: Path, data: bytes, mode: int = EVERYBODY) -> None:
 
 
 def append(path: Path, line: str) -> None:
-    """Adds a line to a file; one that was cut off is written over."""
+    """Appends a line to a file; a truncated last line is overwritten."""
     with path.open("ab") as file:
         is_new = not file.tell()
         if not is_new and not path.read_bytes().endswith(b"\n"):
@@ -46,7 +46,10 @@ def append(path: Path, line: str) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Returns the lines of a file, none if there is no file; one that was cut off is none."""
+    """Returns the complete lines of a file.
+
+    A missing file has none; a truncated last line is dropped.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -55,7 +58,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder and those above it, for their owner alone."""
+    """Creates a folder and its missing parents, accessible only to their owner."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +66,7 @@ def make_private(folder: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Writes the names in a folder to the disk; a file without its name would be lost."""
+    """Flushes a folder to disk; otherwise a crash could lose the names of new files."""
     if os.name == "posix":  # Windows cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -74,9 +77,9 @@ def sync_names(folder: Path) -> None:
 
 @contextlib.contextmanager
 def explained(kind: type[Exception], path: Path, more: str = "") -> Iterator[None]:
-    """Turns what the file system says into one line of an error of this kind."""
+    """Turns an `OSError` into a one-line error of this kind."""
     try:
         yield
     except OSError as error:
-        what = f"cannot use {error.filename or path}: {error.strerror}{more}"
-        raise kind(what) from error
+        message = f"cannot use {error.filename or path}: {error.strerror}{more}"
+        raise kind(message) from error

@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same on every screen and page."""
+"""Human-readable numbers, formatted the same in the terminal and in reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def percent(share: float) -> str:
-    """Returns a share as people read it.
+    """Returns a fraction as a percentage.
 
     >>> percent(0.98765), percent(math.nan)
     ('98.77 %', 'unknown')
@@ -15,7 +15,7 @@ def percent(share: float) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Returns a number of bytes in the unit that fits.
+    """Returns a number of bytes in a suitable unit.
 
     >>> size_text(312), size_text(97_660), size_text(12_800_400)
     ('312 B', '97.7 kB', '12.8 MB')
@@ -29,7 +29,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Returns a time in the unit that fits.
+    """Returns a duration in a suitable unit.
 
     >>> time_text(0.0123), time_text(42.31), time_text(754), time_text(9000)
     ('0.012 s', '42.3 s', '12.6 min', '2.5 h')

@@ -1,10 +1,10 @@
-"""Distribution matching: synthetic images whose class means look like those of real ones.
+"""Distribution matching: synthetic images whose class means are close to those of real images.
 
 Zhao and Bilen. Dataset Condensation with Distribution Matching. WACV 2023.
 https://arxiv.org/abs/2110.04181
 
-FedDM matches near the current weights of the server instead of at random initializations, and
-the mean logits beside the mean embedding.
+FedDM matches near the server's current weights instead of at random initializations, and
+matches the mean logits as well as the mean embedding.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from feddm.core.models import CHUNK, Model, Outputs, chunks
 from feddm.core.tensors import Tensors, norm
 from feddm.core.training import Tick, ignore
 
-Perturb = Callable[[Tensor, Tensor, int], Tensor]  # gradient of images, their slots, step
-Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # of synthetic means from real ones
-_TINY = 1e-12  # squared length of means that are as good as 0
+Perturb = Callable[[Tensor, Tensor, int], Tensor]  # image gradient, slots, step
+Distance = Callable[["ClassMeans", "ClassMeans"], Tensor]  # real means, synthetic means
+_TINY = 1e-12  # squared norm below which means count as 0
 
 
 class ClassMeans(NamedTuple):
-    """Mean embedding and mean logits of each slot."""
+    """Mean embedding and mean logits per slot."""
 
     embedding: Tensor  # (slots, features)
     logits: Tensor  # (slots, classes)
 
 
 class Target(NamedTuple):
-    """A network near the server's weights, and what real data look like to it.
+    """A network near the server's weights, and its class means on real data.
 
-    If the real images were changed before it saw them, then so are the synthetic ones.
+    If the real images were transformed first, the synthetic images are transformed alike.
     """
 
     params: Tensors
@@ -48,11 +48,11 @@ class Target(NamedTuple):
 def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[str, Tensor]:
     """Returns ``w ~ Clip(N(params, 1), radius)``, one Gaussian over all parameters.
 
-    With more than a few parameters the clip always bites, and this is a point at distance
-    `radius` in a uniformly random direction. ``radius = 0`` returns the parameters.
+    With more than a few parameters, clipping practically always applies, and the result is a
+    point at distance `radius` in a uniformly random direction. ``radius = 0`` returns `params`.
     """
-    # By name, so that the draw does not depend on the order in which a mapping was filled; on
-    # the CPU, so that it does not depend on the device.
+    # Sorted, so that the draw does not depend on the order of the mapping; on the CPU, so that
+    # it does not depend on the device.
     noise = {name: torch.randn(params[name].shape, generator=rng) for name in sorted(params)}
     scale = min(1.0, radius / norm(noise))
     return {
@@ -62,31 +62,31 @@ def sample_near(params: Tensors, radius: float, rng: torch.Generator) -> dict[st
 
 
 def class_sums(outputs: Outputs, slots: Tensor, num_slots: int) -> ClassMeans:
-    """Returns the summed outputs of each slot."""
+    """Returns the sum of the outputs per slot."""
     belongs = slots == torch.arange(num_slots, device=slots.device)[:, None]
     belongs = belongs.to(outputs.logits.dtype)
     return ClassMeans(belongs @ outputs.embedding, belongs @ outputs.logits)
 
 
 def class_means(outputs: Outputs, slots: Tensor, num_slots: int) -> ClassMeans:
-    """Returns the mean outputs of each slot; every slot has at least one image."""
+    """Returns the mean outputs per slot; every slot must have at least one image."""
     counts = torch.bincount(slots, minlength=num_slots)[:, None]
     return ClassMeans(*(sums / counts for sums in class_sums(outputs, slots, num_slots)))
 
 
 def matching_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
-    """Returns Eq. obj: squared distances of the means, summed over classes."""
+    """Returns Eq. obj: squared distances between the means, summed over classes."""
     gaps = (r - s for r, s in zip(real, synthetic, strict=True))
     return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
 
 def relative_loss(real: ClassMeans, synthetic: ClassMeans) -> Tensor:
-    """Returns squared distances in units of the real means, summed over classes.
+    """Returns squared distances relative to the real means, summed over classes.
 
-    While the server trains, its weights grow, and outputs and their derivatives with them: the
-    same learning rate takes longer and longer steps down `matching_loss`, until they overshoot.
-    Here a network whose outputs are twice as large has the same loss and the same gradient. A
-    class whose real means are 0 has no unit, and does not count.
+    As the server trains, its weights grow, and with them the outputs and their derivatives: at
+    the same learning rate, steps down `matching_loss` grow until they overshoot. Here, a
+    network whose outputs are twice as large has the same loss and the same gradient. A class
+    whose real means are 0 is left out, because its relative distance is undefined.
     """
     gaps = (r - s for r, s in zip(real, synthetic, strict=True))
     distances = torch.stack([gap.square().sum(1) for gap in gaps]).sum(0)
@@ -101,14 +101,14 @@ def real_means(
     members: Members,
     transform: Transform = unchanged_images,
 ) -> ClassMeans:
-    """Returns the mean outputs of real examples of each slot, in bounded memory.
+    """Returns the mean outputs of real examples per slot, in bounded memory.
 
     Args:
         model: The model.
-        params: The network that looks at them.
+        params: Its parameters.
         data: Examples of one client.
-        members: Which of them to average; every slot has at least one.
-        transform: Changes the images first.
+        members: The examples to average; every slot must have at least one.
+        transform: Applied to the images first.
     """
     slots_here = members.slots.to(data.x.device)
     counts = torch.bincount(slots_here)[:, None]
@@ -132,7 +132,7 @@ def fresh_targets(
     rng: torch.Generator,
     augmentation: Augmentation | None = None,
 ) -> Iterator[Target]:
-    """Yields for ever a newly sampled network with new real batches: one for each step."""
+    """Yields an endless stream of new networks with new real batches, one per step."""
     while True:
         params = sample_near(center, radius, rng)
         drawn = members.sample(batch_size, rng)
@@ -141,7 +141,7 @@ def fresh_targets(
 
 
 def unperturbed(gradient: Tensor, slots: Tensor, step: int) -> Tensor:
-    """A `Perturb` that leaves gradients as they are."""
+    """A `Perturb` that leaves gradients unchanged."""
     del slots, step
     return gradient
 
@@ -159,19 +159,19 @@ def synthesize(
     perturb: Perturb = unperturbed,
     tick: Tick = ignore,
 ) -> tuple[Tensor, list[float]]:
-    """Returns the images after one step of SGD for each target, and the loss before each step.
+    """Returns the images after one SGD step per target, and the loss before each step.
 
     Args:
         model: The model.
-        images: Where the synthetic images start; they are left as they are.
-        slots: The slot of each image, ascending.
-        targets: A network and the real means for each step; those beyond `steps` are not drawn.
-        lr: Learning rate on the images, ``eta_c``.
-        momentum: Of SGD; 0 is the paper's.
-        steps: How many steps, ``T``; 0 returns the images as they are.
-        distance: What the steps make smaller: a sum over classes.
-        perturb: Changes a gradient before the step.
-        tick: Told how far the work is.
+        images: Initial synthetic images; not modified.
+        slots: Slot of each image, ascending.
+        targets: A network and its real means for each step; at most `steps` are drawn.
+        lr: Learning rate of the images, ``eta_c``.
+        momentum: SGD momentum; the paper uses 0.
+        steps: Number of steps, ``T``; 0 returns the images unchanged.
+        distance: The loss to minimize; must be a sum over classes.
+        perturb: Applied to each gradient before the step.
+        tick: Called with the fraction done.
     """
     images = images.clone()
     velocity = torch.zeros_like(images)
@@ -180,12 +180,11 @@ def synthesize(
     slots = slots.to(images.device)
     for step, target in zip(range(steps), targets, strict=False):
         loss = torch.zeros((), device=images.device)
-        # The loss is a sum over classes, so a few classes at a time give the same gradient.
+        # The loss is a sum over classes, so processing a few at a time gives the same gradient.
         for first, last, part in groups:
             means = ClassMeans(*(mean[first:last] for mean in target.means))
-            part_of_target = Target(target.params, means, target.transform)
             gradient, share = image_gradient(
-                model, images[part], slots[part] - first, part_of_target, distance
+                model, images[part], slots[part] - first, target._replace(means=means), distance
             )
             gradient = perturb(gradient, slots[part], step)
             images[part].sub_(velocity[part].mul_(momentum).add_(gradient), alpha=lr)
@@ -212,10 +211,10 @@ def image_gradient(
 
 
 def whole_slots(slots: Tensor, most: int) -> Iterator[tuple[int, int, slice]]:
-    """Yields groups of whole slots, nearly equal, with about `most` images at most.
+    """Yields nearly equal groups of whole slots, with about `most` images at most.
 
-    A group is its first slot, the slot after its last, and where its images lie. Nearly equal,
-    because torch compiles another program for a small batch.
+    A group is its first slot, its last slot plus one, and the slice of its images. The groups
+    are nearly equal because torch would compile a separate version for a small batch.
 
     >>> [last - first for first, last, _ in whole_slots(torch.arange(10), 3)]
     [3, 3, 2, 2]

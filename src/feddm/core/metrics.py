@@ -13,12 +13,12 @@ from feddm.core.tensors import Tensors
 
 
 class Evaluation(NamedTuple):
-    """How well parameters do.
+    """Test results of a model.
 
     Args:
-        accuracy: Share of right answers.
+        accuracy: Fraction of correct predictions.
         loss: Mean cross entropy.
-        balanced_accuracy: Mean over classes of the share of right answers.
+        balanced_accuracy: Mean of the accuracies per class.
     """
 
     accuracy: float
@@ -27,18 +27,18 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(model: Model, params: Tensors, data: Examples) -> Evaluation:
-    """Returns accuracy and loss over all examples."""
+    """Returns accuracy and loss over all examples; classes without examples are left out."""
     loss = 0.0
-    asked, right = torch.zeros(2, model.num_classes, dtype=torch.int64)
+    total, correct = torch.zeros(2, model.num_classes, dtype=torch.int64)
     with torch.no_grad():
         for index in chunks(torch.arange(len(data))):
             x, y, _ = data[index]
             logits = model(params, x).logits
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             y = y.cpu()
-            asked += torch.bincount(y, minlength=model.num_classes)
+            total += torch.bincount(y, minlength=model.num_classes)
             hits = y[logits.argmax(1).cpu() == y]
-            right += torch.bincount(hits, minlength=model.num_classes)
-    there = asked > 0
-    balanced = (right[there] / asked[there]).mean()
-    return Evaluation(int(right.sum()) / len(data), loss / len(data), float(balanced))
+            correct += torch.bincount(hits, minlength=model.num_classes)
+    present = total > 0
+    balanced = (correct[present] / total[present]).mean()
+    return Evaluation(int(correct.sum()) / len(data), loss / len(data), float(balanced))

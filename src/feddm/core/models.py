@@ -1,11 +1,12 @@
 """Models as pure functions of named parameters.
 
-A model is a frozen description; its parameters are an argument. So the same object serves the
-server, every client and every network that FedDM samples, and it pickles, prints and compares.
+A model is a frozen description that takes its parameters as an argument. One object therefore
+serves the server, every client and every network that FedDM samples, and you can pickle, print
+and compare it.
 
-Two rules hold for every model here: one call gives both the embedding and the logits, and the
-output for an image is the same alone and in a batch. Batch norm breaks the second rule, and
-with it the meaning of a class mean and every privacy guarantee.
+Every model here follows two rules: one call returns both the embedding and the logits, and the
+output for an image does not depend on the rest of the batch. Batch norm breaks the second rule,
+and with it the meaning of a class mean and every privacy guarantee.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from feddm.core.tensors import Tensors
 
 Norm = Literal["instance", "group"]
 
-# Images a pass. The activations of more would leave the cache, and every pass then waits for
+# Images per pass. The activations of more would not fit in the cache, and passes would wait for
 # memory.
 CHUNK = 32
 
 
 class Outputs(NamedTuple):
-    """What a model says about a batch: ``h_w(x)`` and ``z_w(x)`` in the paper."""
+    """Outputs of a model for a batch: ``h_w(x)`` and ``z_w(x)`` in the paper."""
 
     embedding: Tensor  # (n, features), the input of the last layer
     logits: Tensor  # (n, classes)
@@ -40,22 +41,22 @@ class Model(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images that the model takes."""
+        """Channels, height and width of the input images."""
 
     @property
     def num_classes(self) -> int:
         """Number of classes, and of logits."""
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        """Returns fresh random parameters."""
+        """Returns new random parameters."""
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
-        """Returns embedding and logits of a batch of images."""
+        """Returns the embeddings and logits of a batch of images."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """A model around another one, with the same parameters; subclasses say what it outputs."""
+    """Wraps another model, with the same parameters; subclasses define the outputs."""
 
     model: Model
 
@@ -76,7 +77,7 @@ class ConvNet:
     """The ConvNet of the dataset-condensation papers.
 
     Blocks of 3x3 convolution, normalization, ReLU and 2x2 average pooling, then one linear
-    layer. The image is padded with zeros to a multiple of ``2^depth``: 28x28 becomes 32x32.
+    layer. Images are zero-padded to a multiple of ``2^depth``: 28x28 becomes 32x32.
     """
 
     shape: tuple[int, int, int]
@@ -110,10 +111,10 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class ResNet18:
-    """ResNet-18 for small images: a 3x3 first convolution and no first pooling.
+    """ResNet-18 for small images: the first convolution is 3x3, without pooling after it.
 
-    He et al. Deep Residual Learning for Image Recognition. CVPR 2016. The usual batch norm is
-    replaced, for the reason that the module docstring gives.
+    He et al. Deep Residual Learning for Image Recognition. CVPR 2016. Batch norm is replaced;
+    the module docstring says why.
     """
 
     shape: tuple[int, int, int]
@@ -124,24 +125,24 @@ class ResNet18:
         params = _convolution("conv", (64, self.shape[0], 3, 3), rng) | _scale_and_shift(
             "norm", 64
         )
-        for name, inside, outside, stride in self._blocks():
-            params |= _convolution(f"{name}.conv1", (outside, inside, 3, 3), rng)
-            params |= _scale_and_shift(f"{name}.norm1", outside)
-            params |= _convolution(f"{name}.conv2", (outside, outside, 3, 3), rng)
-            params |= _scale_and_shift(f"{name}.norm2", outside)
-            if stride != 1 or inside != outside:
-                params |= _convolution(f"{name}.conv3", (outside, inside, 1, 1), rng)
-                params |= _scale_and_shift(f"{name}.norm3", outside)
+        for name, c_in, c_out, stride in self._blocks():
+            params |= _convolution(f"{name}.conv1", (c_out, c_in, 3, 3), rng)
+            params |= _scale_and_shift(f"{name}.norm1", c_out)
+            params |= _convolution(f"{name}.conv2", (c_out, c_out, 3, 3), rng)
+            params |= _scale_and_shift(f"{name}.norm2", c_out)
+            if stride != 1 or c_in != c_out:
+                params |= _convolution(f"{name}.conv3", (c_out, c_in, 1, 1), rng)
+                params |= _scale_and_shift(f"{name}.norm3", c_out)
         return params | _affine("linear", (self.num_classes, 512), rng)
 
     def __call__(self, params: Tensors, x: Tensor) -> Outputs:
-        # Three strides of two leave at least 2x2, so that instance norm has something to norm.
+        # Leaves at least 2x2 after three strides of 2: instance norm needs more than a pixel.
         x = _pad(x, 8, least=16)
         x = F.relu(self._conv_norm(params, "conv", "norm", x))
-        for name, inside, outside, stride in self._blocks():
+        for name, c_in, c_out, stride in self._blocks():
             y = F.relu(self._conv_norm(params, f"{name}.conv1", f"{name}.norm1", x, stride))
             y = self._conv_norm(params, f"{name}.conv2", f"{name}.norm2", y)
-            if stride != 1 or inside != outside:
+            if stride != 1 or c_in != c_out:
                 x = self._conv_norm(params, f"{name}.conv3", f"{name}.norm3", x, stride)
             x = F.relu(x + y)
         embedding = x.mean((2, 3))
@@ -151,12 +152,12 @@ class ResNet18:
 
     @staticmethod
     def _blocks() -> Iterator[tuple[str, int, int, int]]:
-        """Yields name, channels in, channels out and stride of the eight blocks."""
-        inside = 64
-        for stage, outside in enumerate((64, 128, 256, 512)):
+        """Yields the name, input channels, output channels and stride of the eight blocks."""
+        c_in = 64
+        for stage, c_out in enumerate((64, 128, 256, 512)):
             for block in range(2):
-                yield f"stage{stage}.{block}", inside, outside, 2 if stage and not block else 1
-                inside = outside
+                yield f"stage{stage}.{block}", c_in, c_out, 2 if stage and not block else 1
+                c_in = c_out
 
     def _conv_norm(
         self, params: Tensors, conv: str, norm: str, x: Tensor, stride: int = 1
@@ -167,7 +168,7 @@ class ResNet18:
 
 
 def chunks(batch: Tensor) -> tuple[Tensor, ...]:
-    """Returns the batch in as few nearly equal parts as `CHUNK` allows.
+    """Splits a batch into the fewest nearly equal parts of at most `CHUNK`.
 
     >>> [len(part) for part in chunks(torch.zeros(65))]
     [22, 22, 21]
@@ -176,12 +177,12 @@ def chunks(batch: Tensor) -> tuple[Tensor, ...]:
 
 
 def num_params(params: Tensors) -> int:
-    """Returns how many numbers the parameters hold."""
+    """Returns the number of parameters."""
     return sum(tensor.numel() for tensor in params.values())
 
 
 def num_features(model: Model) -> int:
-    """Returns how many numbers an embedding has."""
+    """Returns the dimension of an embedding."""
     with torch.no_grad():
         outputs = model(model.init(torch.Generator()), torch.zeros(1, *model.shape))
     return outputs.embedding.shape[1]
@@ -192,7 +193,7 @@ def _uniform(shape: tuple[int, ...], bound: float, rng: torch.Generator) -> Tens
 
 
 def _convolution(name: str, shape: tuple[int, ...], rng: torch.Generator) -> dict[str, Tensor]:
-    # torch's own default: uniform within 1/sqrt(fan in), for weight and bias alike.
+    # torch's default: uniform within 1/sqrt(fan in), for both weights and biases.
     return {f"{name}.weight": _uniform(shape, 1 / math.sqrt(math.prod(shape[1:])), rng)}
 
 
@@ -209,7 +210,7 @@ def _scale_and_shift(name: str, channels: int) -> dict[str, Tensor]:
 
 def _normalize(x: Tensor, params: Tensors, name: str, norm: Norm) -> Tensor:
     channels = x.shape[1]
-    # Instance norm is group norm with one channel a group, and quicker so on the CPU.
+    # Instance norm is group norm with one channel per group, which is faster on the CPU.
     groups = channels if norm == "instance" else math.gcd(32, channels)
     return F.group_norm(x, groups, params[f"{name}.weight"], params[f"{name}.bias"])
 

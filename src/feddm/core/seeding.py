@@ -1,10 +1,10 @@
-"""Generators from (seed, purpose, round, client).
+"""Random generators derived from (seed, purpose, round, client).
 
-Every random draw of a run comes from a generator that is named by what it is for, so that
-results do not depend on the engine, on the order of clients or on where a run was interrupted.
+Every random draw of a run comes from a generator for its purpose, so results do not depend on
+the engine, the order of clients or where a run was interrupted.
 
-These generators are for simulation only. torch's CPU generator keeps 32 bits of its seed, so
-nothing that protects privacy may come from here.
+Use these generators for simulation only. torch's CPU generator keeps only 32 bits of its seed,
+so never draw privacy noise from them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def derived_seed(seed: int, purpose: str, round_: int = 0, client: int = 0) -> i
 
 
 def generator(seed: int, purpose: str, round_: int = 0, client: int = 0) -> torch.Generator:
-    """Returns torch's generator of one purpose, round and client.
+    """Returns the torch generator for one purpose, round and client.
 
-    A round can be rerun, or a run resumed, without replaying the rounds before it.
+    You can rerun a round, or resume a run, without replaying the rounds before it.
     """
     import torch
 
@@ -41,5 +41,5 @@ def generator(seed: int, purpose: str, round_: int = 0, client: int = 0) -> torc
 
 
 def numpy_generator(seed: int, purpose: str) -> np.random.Generator:
-    """Returns numpy's generator of one purpose, for what is drawn before torch is needed."""
+    """Returns the numpy generator for one purpose, for draws that do not need torch."""
     return np.random.default_rng(derived_seed(seed, purpose))

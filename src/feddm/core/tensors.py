@@ -1,7 +1,7 @@
-"""Arithmetic on named tensors, and their form as bytes.
+"""Arithmetic on named tensors, and their serialization.
 
-One type travels: server state, downloads, uploads, client memory and checkpoints are all
-`Records`, so one function counts them and one pair of functions writes and reads them.
+Server state, downloads, uploads, client memory and checkpoints are all `Records`, so one
+function measures them and one pair of functions writes and reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def zip_map(function: Callable[..., Tensor], *trees: Tensors) -> dict[str, Tenso
 
 
 def weighted_mean(pairs: Iterable[tuple[Records, float]]) -> dict[str, dict[str, Tensor]]:
-    """Returns ``sum_i w_i r_i / sum_i w_i``, in the memory of one sum.
+    """Returns ``sum_i w_i r_i / sum_i w_i``; keeps only the running sum in memory.
 
     >>> one, four = ({"params": {"w": torch.tensor(value)}} for value in (1.0, 4.0))
     >>> weighted_mean([(one, 1), (four, 2)])
@@ -46,38 +46,38 @@ def weighted_mean(pairs: Iterable[tuple[Records, float]]) -> dict[str, dict[str,
     weights = 0.0
     for records, weight in pairs:
         for record, tensors in records.items():
-            # Added up in double precision, so that many clients lose nothing.
+            # Summed in double precision, so that many clients lose no accuracy.
             scaled = {name: tensor.double() * weight for name, tensor in tensors.items()}
             before = total.get(record)
             total[record] = scaled if before is None else zip_map(Tensor.add_, before, scaled)
         weights += weight
     if not weights > 0:
-        raise ValueError("a mean needs weights that sum to more than 0")
+        raise ValueError(f"the weights of a mean must sum to more than 0, got {weights:g}")
     return {
         r: zip_map(lambda t: (t / weights).float(), tensors) for r, tensors in total.items()
     }
 
 
 def norm(tensors: Tensors) -> float:
-    """Returns the Euclidean length of all tensors taken as one vector.
+    """Returns the Euclidean norm of all tensors concatenated.
 
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])})
     5.0
     """
-    # By name, because float addition depends on order, and files do not keep that of a mapping.
+    # Sorted: float addition depends on order, and files do not keep the order of a mapping.
     return math.hypot(
         *(float(torch.linalg.vector_norm(tensors[name])) for name in sorted(tensors))
     )
 
 
 def leaves(records: Records) -> Iterator[Tensor]:
-    """Yields every tensor of the records."""
+    """Yields every tensor in the records."""
     for tensors in records.values():
         yield from tensors.values()
 
 
 def moved(records: Records, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Returns the records in the memory of a device; what is there already is not copied."""
+    """Returns the records on a device; tensors already there are not copied."""
     return {
         record: {name: tensor.to(device) for name, tensor in tensors.items()}
         for record, tensors in records.items()
@@ -85,7 +85,7 @@ def moved(records: Records, device: torch.device) -> dict[str, dict[str, Tensor]
 
 
 def num_floats(records: Records) -> int:
-    """Returns how many floating-point numbers the records hold; labels are integers.
+    """Returns the number of floating-point values in the records; labels are integers.
 
     >>> examples = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.uint8)}
     >>> num_floats({"examples": examples})
@@ -95,7 +95,7 @@ def num_floats(records: Records) -> int:
 
 
 def num_bytes(records: Records) -> int:
-    """Returns how many bytes the tensors hold, before anybody adds framing.
+    """Returns the size of the tensors in bytes, without any framing.
 
     >>> examples = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.uint8)}
     >>> num_bytes({"examples": examples})
@@ -107,20 +107,20 @@ def num_bytes(records: Records) -> int:
 def to_bytes(records: Records) -> bytes:
     """Returns the records in the safetensors format.
 
-    A tensor is named ``record/name``; the name of a record has no slash, that of a tensor may.
+    Tensors are named ``record/name``. A tensor name may contain slashes, a record name may not.
     """
     flat = {}
     for record, tensors in records.items():
         if "/" in record:
-            raise ValueError(f"the name of a record has no slash, got {record!r}")
+            raise ValueError(f"a record name must not contain a slash, got {record!r}")
         for name, tensor in tensors.items():
-            # A copy of its own for each: safetensors refuses tensors that share storage.
+            # Copied, because safetensors rejects tensors that share storage.
             flat[f"{record}/{name}"] = tensor.detach().contiguous().clone()
     return safetensors.torch.save(flat)
 
 
 def from_bytes(data: bytes) -> dict[str, dict[str, Tensor]]:
-    """Returns the records that `to_bytes` wrote; nothing in them is executed.
+    """Returns the records that `to_bytes` wrote, without executing anything in them.
 
     >>> records = {"params": {"block/weight": torch.ones(2)}}
     >>> from_bytes(to_bytes(records))
@@ -133,19 +133,19 @@ def from_bytes(data: bytes) -> dict[str, dict[str, Tensor]]:
     return records
 
 
-def described(what: str, tensors: Tensors, about: Mapping[str, Any]) -> bytes:
-    """Returns the content of a safetensors file that says what is in it.
+def file_content(what: str, tensors: Tensors, about: Mapping[str, Any]) -> bytes:
+    """Returns the content of a safetensors file with a description of its kind, `what`.
 
-    The description is one JSON text under the key ``feddm``: of several keys the format does
-    not keep the order, and equal tensors would not make equal files.
+    The description is one JSON text under the key ``feddm``. With several keys, whose order the
+    format does not preserve, equal tensors could produce different files.
     """
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"what": what, "version": 1, **about}, sort_keys=True)
     return safetensors.torch.save(contiguous, {"feddm": text})
 
 
-def read_described(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns tensors and description of a file of that kind which `described` made."""
+def read_file(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors and the description of a file that `file_content` made."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("feddm", "{}"))
@@ -153,5 +153,5 @@ def read_described(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(about, dict) or (about.get("what"), about.get("version")) != (what, 1):
-        raise DataError(f"{path} is not a {what} of feddm")
+        raise DataError(f"{path} is not a feddm {what}")
     return tensors, about

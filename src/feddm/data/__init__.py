@@ -1,1 +1,1 @@
-"""Data sets: their files, their examples and their split over clients."""
+"""Data sets: files, examples, and how they are split over clients."""

@@ -1,7 +1,7 @@
-"""The data sets: what they hold, how their files lie on disk and where they are published.
+"""The known data sets: their contents, their files and where they are published.
 
-This is plain data. What reads, checks and downloads takes a `DatasetInfo` and knows no data set
-by name.
+This is plain data. The code that reads, checks and downloads takes a `DatasetInfo` and does not
+know any data set by name.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DataFile:
     """A file that holds images, labels or both.
 
     Args:
-        name: Its name, without the ``.gz`` that an IDX file may have as well.
-        format: How its content is read.
-        md5: The checksum of its content, decompressed.
+        name: File name, without the optional ``.gz`` of an IDX file.
+        format: File format.
+        md5: Checksum of the decompressed content.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a data set in one folder below the data folder, in the order of examples."""
+    """The files of a data set, in one folder below the data folder, in example order."""
 
     folder: str
     train: tuple[DataFile, ...]
@@ -55,12 +55,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Download:
-    """A file as its owner publishes it: one data file, gzipped, or a tar archive of all.
+    """A published file: one gzipped data file, or a tar archive of all of them.
 
     Args:
-        name: Its name; ``.tar.gz`` at the end tells an archive.
-        md5: The checksum of the file as it is published.
-        mirrors: The addresses of the folders that have it, each with a slash at the end.
+        name: File name; an archive ends in ``.tar.gz``.
+        md5: Checksum of the published file.
+        mirrors: URLs of the folders that hold it, each with a trailing slash.
     """
 
     name: str
@@ -74,19 +74,19 @@ class Download:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before any of its files is opened.
+    """The description of a data set, known without opening its files.
 
     Args:
-        name: Its name on the command line and in configurations.
-        classes: The names of the classes, by number.
+        name: Name on the command line and in configurations.
+        classes: Class names, in the order of their indices.
         shape: Channels, height and width of an image.
         num_train: Number of training examples.
         num_test: Number of test examples.
-        mean: Mean of the training pixels by channel, from 0 to 1, as published.
-        std: Standard deviation of the same.
-        layouts: How the files may lie on disk; `downloads` make the first.
-        downloads: What to download.
-        builtin: Whether the files come with this package, and need no data folder.
+        mean: Published mean of the training pixels per channel, scaled to [0, 1].
+        std: Standard deviation of the same pixels.
+        layouts: Possible layouts on disk; `downloads` produce the first.
+        downloads: Files to download.
+        builtin: Whether the files come with this package and need no data folder.
     """
 
     name: str
@@ -102,31 +102,31 @@ class DatasetInfo:
 
 
 def describe(name: str) -> DatasetInfo:
-    """Returns what is known of the data set of this name.
+    """Returns the description of a known data set.
 
     >>> describe("cifar10").shape
     (3, 32, 32)
     """
     if name in DATASETS:
         return DATASETS[name]
-    near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise DataError(f"there is no data set {name!r}; {hint}known: {', '.join(DATASETS)}")
+    close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise DataError(f"unknown data set {name!r}{hint}; choose from {', '.join(DATASETS)}")
 
 
 def described(config: DataConfig) -> DatasetInfo:
-    """Returns what is known of the data of a federation, be they a known set or nodes' own."""
+    """Returns the description of a federation's data: a known set, or the nodes' own."""
     own = config.own
     if not own.classes:
         if config.name not in DATASETS and own != OwnDataConfig():
             raise DataError(
-                f"data.own.classes is missing: the names of the classes of {config.name}"
+                f"data.own.classes is missing; list the class names of {config.name}"
             )
         return describe(config.name)
     if config.name in DATASETS:
         raise DataError(
-            f"data.own is for data that only nodes have, and {config.name} is a known set; "
-            "give it another data.name"
+            f"data.own is only for the nodes' own data, but data.name is {config.name}, "
+            "a known data set; choose another data.name"
         )
     channels = own.shape[0]
     return DatasetInfo(

@@ -1,6 +1,6 @@
-"""Data sets on disk: where they are, whether they are whole, and their examples.
+"""Data sets on disk: find, check and load them.
 
-Every function takes the name of a data set or a `DatasetInfo` of one's own.
+Every function takes the name of a data set or your own `DatasetInfo`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory: uint8 images at their own size, with their normalization."""
+    """A data set in memory: uint8 images at their original size, with their normalization."""
 
     info: DatasetInfo
     train: Examples
@@ -35,12 +35,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a data set lies, or may lie, and in which layout.
+    """A folder where a data set is, or could be, and its layout.
 
     Args:
         info: The data set.
         root: The data folder.
-        layout: How the files lie below it.
+        layout: The files expected below it.
     """
 
     info: DatasetInfo
@@ -53,30 +53,32 @@ class Location:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of the files that are not there; empty if the data set is complete."""
+        """The names of the missing files; empty if the data set is complete."""
         return tuple(file.name for file in self.layout.files if self.path(file) is None)
 
     def path(self, file: DataFile) -> Path | None:
-        """Returns where a file is, gzipped or not, or ``None`` if it is not there.
+        """Returns the path of a file, gzipped or not, or ``None`` if it is missing.
 
-        The gzipped one comes first, because it is the one that a download replaces.
+        The gzipped file is preferred, because a download replaces that one.
         """
         path = self.folder / file.name
         gzipped = [path.with_name(f"{path.name}.gz")] if file.format.startswith("idx") else []
         return next(filter(self._exists, [*gzipped, path]), None)
 
     def read(self, file: DataFile) -> formats.Part:
-        """Returns the images and labels of a file; a `DataError` says what is wrong with it."""
+        """Returns the images and labels of a file, or raises a `DataError` that says why."""
         path = self.path(file)
         if path is None:
-            raise DataError(f"{self.folder} lacks {file.name}; {self.remedy('get it with')}")
+            raise DataError(
+                f"{self.folder / file.name} is missing; {self.remedy('get it with')}"
+            )
         shape, num_classes = self.info.shape, len(self.info.classes)
         try:
             content = formats.read(path)
-            if file.format.endswith("pickle"):  # nothing but the published file is unpickled
+            if file.format.endswith("pickle"):  # unpickle only the published file
                 formats.verify(content, file.md5)
                 return formats.parse(content, file.format, shape, num_classes)
-            # A checksum that is wrong says less than a length that is wrong.
+            # Parsed first, because a wrong length says more than a wrong checksum.
             part = formats.parse(content, file.format, shape, num_classes)
             formats.verify(content, file.md5)
             return part
@@ -86,7 +88,7 @@ class Location:
             raise DataError(f"{path} {error}; {self.remedy('delete it and run')}") from None
 
     def remedy(self, do: str) -> str:
-        """Returns the end of an error message: what the user can do."""
+        """Returns the end of an error message: what you can do about it."""
         if self.info.builtin:
             return "reinstall feddm"
         command = f"feddm data fetch {self.info.name}"
@@ -106,13 +108,13 @@ class Location:
     def _unreadable(self, path: Path, error: OSError) -> DataError:
         return DataError(
             f"{path} cannot be read ({error.strerror}); make it readable, "
-            "or name another folder with --data-dir or FEDDM_DATA"
+            "or choose another folder with --data-dir or FEDDM_DATA"
         )
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What was found out about one file; `problem` is ``None`` if it is as it should be."""
+    """The result of checking one file; `problem` is ``None`` if the file is intact."""
 
     file: DataFile
     path: Path
@@ -120,18 +122,18 @@ class FileCheck:
 
 
 def data_root(data_dir: Path | None = None) -> Path:
-    """Returns the data folder: `data_dir`, else ``FEDDM_DATA``, else the user's cache."""
+    """Returns the data folder: `data_dir`, else ``FEDDM_DATA``, else the user cache."""
     if data_dir is not None:
         return data_dir
-    if named := os.environ.get("FEDDM_DATA"):
-        return Path(named).expanduser()
+    if folder := os.environ.get("FEDDM_DATA"):
+        return Path(folder).expanduser()
     return platformdirs.user_cache_path("feddm", appauthor=False) / "data"
 
 
 def locate(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Location | None:
-    """Returns where a data set lies, or ``None`` if there is none of its files.
+    """Returns the location of a data set, or ``None`` if none of its files exist.
 
-    A complete layout is preferred to one with files `missing`. No file is opened.
+    Complete layouts are preferred to those with `missing` files. No file is opened.
     """
     places = [place for place in possible_locations(dataset, data_dir) if _holds_any(place)]
     return min(places, key=lambda place: bool(place.missing), default=None)
@@ -140,27 +142,30 @@ def locate(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Location
 def possible_locations(
     dataset: str | DatasetInfo, data_dir: Path | None = None
 ) -> tuple[Location, ...]:
-    """Returns one location for each layout, whether or not anything is there."""
+    """Returns one location per layout, whether or not any files exist there."""
     info = describe(dataset) if isinstance(dataset, str) else dataset
     root = Path(__file__).parent if info.builtin else data_root(data_dir)
     return tuple(Location(info, root, layout) for layout in info.layouts)
 
 
-def check(dataset: str | DatasetInfo, data_dir: Path | None = None) -> tuple[FileCheck, ...]:
-    """Returns what is wrong with each file of a data set, if anything; reads them all.
+def check_dataset(
+    dataset: str | DatasetInfo, data_dir: Path | None = None
+) -> tuple[FileCheck, ...]:
+    """Reads and checks every file of a data set.
 
-    A data set of which nothing is there is a `DataError`.
+    Raises:
+        DataError: None of its files exist.
     """
     return check_files(_located(dataset, data_dir))
 
 
 def check_files(location: Location) -> tuple[FileCheck, ...]:
-    """Returns what is wrong with each file at a location, if anything."""
+    """Reads and checks every file at a location."""
     return tuple(_check_file(location, file) for file in location.layout.files)
 
 
 def load(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Dataset:
-    """Returns the examples of a data set; a `DataError` says why not, and what to do."""
+    """Returns a data set, or raises a `DataError` that says what to do."""
     location = _located(dataset, data_dir)
     layout, info = location.layout, location.info
     return Dataset(
@@ -173,12 +178,12 @@ def load(dataset: str | DatasetInfo, data_dir: Path | None = None) -> Dataset:
 def fingerprint(
     dataset: Dataset, shards: Sequence[np.ndarray[Any, Any]], key: bytes = b""
 ) -> str:
-    """Returns a digest of the data and of their split, to know them again.
+    """Returns a digest that identifies the data and their split.
 
     Args:
         dataset: The data.
-        shards: Which training examples each client has.
-        key: Whoever lacks it cannot find the data by trying; empty for public ones.
+        shards: Indices of each client's training examples.
+        key: Secret that prevents guessing private data from the digest; empty for public data.
     """
     digest = hashlib.blake2b(digest_size=16, key=key)
     for examples in (dataset.train, dataset.test):
@@ -202,7 +207,7 @@ def _located(dataset: str | DatasetInfo, data_dir: Path | None) -> Location:
         f"{places[0].remedy('get it with')}"
     )
     if not places[0].info.builtin:
-        message += ", or name the folder that has it with --data-dir or FEDDM_DATA"
+        message += ", or point --data-dir or FEDDM_DATA to the folder that has it"
     raise DataError(message)
 
 
@@ -221,7 +226,7 @@ def _check_file(location: Location, file: DataFile) -> FileCheck:
 
 
 def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) -> Examples:
-    # Here, because torch takes long to import, and finding and checking files does not need it.
+    # Imported here, because torch is slow to import and only loading needs it.
     import torch
 
     from feddm.core.examples import Examples, Normalization
@@ -231,8 +236,8 @@ def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) 
     x, y = np.concatenate(images), np.concatenate(labels)
     if not len(x) == len(y) == num_examples:
         raise DataError(
-            f"{location.folder} has {len(x)} images and {len(y)} labels "
-            f"where {info.name} has {num_examples}; {location.remedy('delete it and run')}"
+            f"{location.folder} has {len(x)} images and {len(y)} labels, expected "
+            f"{num_examples} of each; {location.remedy('delete it and run')}"
         )
     normalization = Normalization(info.mean, info.std)
     return Examples(torch.from_numpy(x), torch.from_numpy(y), normalization)

@@ -1,7 +1,7 @@
-"""Downloads: the official files of a data set, checked, into the layout that is read.
+"""Downloads the official files of a data set and verifies them.
 
-A file is written into a folder of its own beside its final name and then renamed, so that what
-has a final name is whole. What was complete when a download broke off is not downloaded again.
+Each file is written to a temporary folder and then renamed, so a file under its final name is
+always complete. After an interrupted download, complete files are not downloaded again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from feddm.data.catalog import DatasetInfo, Download
 from feddm.data.datasets import Location, check_files, locate, possible_locations
 from feddm.errors import DataError
 
-Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in all or 0
+Progress = Callable[[str, int, int], None]  # file name, bytes so far, total bytes or 0
 
-_TIMEOUT = 30  # seconds until a server that sends nothing is given up
-_CHUNK = 2**16  # bytes between two reports of progress
+_TIMEOUT = 30  # seconds without a response before giving up on a server
+_CHUNK = 2**16  # bytes between progress reports
 
 
 def silent(name: str, done: int, total: int) -> None:
@@ -37,42 +37,44 @@ def silent(name: str, done: int, total: int) -> None:
 def fetch(
     dataset: str | DatasetInfo, data_dir: Path | None = None, progress: Progress = silent
 ) -> Path:
-    """Downloads what is missing or damaged of a data set and returns the folder of its files.
+    """Downloads the missing or damaged files of a data set and returns their folder.
 
     Args:
-        dataset: Its name, or a description of one's own.
+        dataset: Its name, or your own description.
         data_dir: The data folder, as for `load`.
-        progress: Is called with the name of a file, the bytes that have come and the bytes in
-            all, 0 if the server does not say; with another mirror the bytes start anew.
+        progress: Called with the file name, the bytes so far and the total bytes (0 if the
+            server does not say). The count starts over with each mirror.
     """
     present = locate(dataset, data_dir)
-    if present is not None and not _wrong(present):
+    if present is not None and not _bad_files(present):
         return present.folder
     official = possible_locations(dataset, data_dir)[0]
-    wrong = _wrong(official)
+    bad = _bad_files(official)
     for download in official.info.downloads:
         if download.is_archive:
-            _bring(official, download, wrong, progress)
-        elif download.name.removesuffix(".gz") in wrong:
-            _bring(official, download, {download.name}, progress)
+            _download(official, download, bad, progress)
+        elif download.name.removesuffix(".gz") in bad:
+            _download(official, download, {download.name}, progress)
     for found in check_files(official):
         if found.problem is not None:
             raise DataError(found.problem)
     return official.folder
 
 
-def _wrong(location: Location) -> set[str]:
+def _bad_files(location: Location) -> set[str]:
     """Returns the names of the files that are missing or damaged."""
     return {found.file.name for found in check_files(location) if found.problem is not None}
 
 
-def _bring(location: Location, download: Download, names: set[str], progress: Progress) -> None:
-    """Makes the files of these names out of one download."""
+def _download(
+    location: Location, download: Download, names: set[str], progress: Progress
+) -> None:
+    """Downloads one published file and installs the data files `names` from it."""
     folder = location.folder
     for name in names:
         if (folder / name).is_dir():
             raise DataError(
-                f"{folder / name} is a folder where a file should be; "
+                f"{folder / name} is a folder, not a file; "
                 f"{location.remedy('delete it and run')}"
             )
     try:
@@ -87,14 +89,14 @@ def _bring(location: Location, download: Download, names: set[str], progress: Pr
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written ({error.strerror}); "
-            "make it writable, or name another folder with --data-dir or FEDDM_DATA"
+            "make it writable, or choose another folder with --data-dir or FEDDM_DATA"
         ) from None
 
 
 def _retrieve(
     location: Location, download: Download, scratch: Path, progress: Progress
 ) -> Path:
-    """Returns the file as it is published, from the first mirror that has it right."""
+    """Returns the published file, from the first mirror whose copy has the right checksum."""
     failures = []
     for mirror in download.mirrors:
         bar = _Bar(download.name, progress)
@@ -110,45 +112,45 @@ def _retrieve(
             return Path(path)
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}{download.name} {_reason(error)}")
-    by_hand = (
-        f"unpack {download.name} in {location.root}"
+    then = (
+        f"unpack it in {location.root}"
         if download.is_archive
-        else f"put {download.name} into {location.folder}"
+        else f"put it in {location.folder}"
     )
     raise DataError(
         f"{location.info.name} could not be downloaded ({'; '.join(failures)}); "
-        f"try again later, or {by_hand} yourself"
+        f"try again later, or download {download.name} yourself and {then}"
     )
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Returns in a few words why a download failed; what requests says fills a screen."""
+    """Returns a short reason why a download failed; messages of requests are very long."""
     if not isinstance(error, OSError):
-        return "has another md5 than the published file"
+        return "has the wrong md5 checksum"
     status = getattr(getattr(error, "response", None), "status_code", None)
     return f"failed: {status or error.strerror or type(error).__name__}"
 
 
 def _unpack(location: Location, archive: Path, names: set[str]) -> None:
-    """Takes the files of these names out of an archive, and nothing else."""
+    """Extracts the files `names` from an archive, and nothing else."""
     expected = {f"{location.layout.folder}/{name}": name for name in names}
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             path = posixpath.normpath(member.name)
-            # A link would be followed, to wherever it leads in the archive.
+            # Regular files only: tarfile would follow a link to any other member.
             content = tar.extractfile(member) if member.isreg() and path in expected else None
             if content is not None:
                 _place(content, archive.parent, location.folder / expected.pop(path))
     if expected:
-        lacking = ", ".join(sorted(expected))
+        missing = ", ".join(sorted(expected))
         raise DataError(
-            f"the published archive of {location.info.name} lacks {lacking}, "
-            "which it should have; please report it"
+            f"the published archive of {location.info.name} does not contain {missing}; "
+            "please report this"
         )
 
 
 def _place(content: IO[bytes], scratch: Path, path: Path) -> None:
-    """Writes a file so that it has its final name only once it is whole."""
+    """Writes a file; it gets its final name only once it is complete."""
     partial = scratch / path.name
     with partial.open("wb") as target:
         shutil.copyfileobj(content, target)
@@ -156,35 +158,35 @@ def _place(content: IO[bytes], scratch: Path, path: Path) -> None:
 
 
 class _Bar:
-    """What pooch takes for a progress bar: it sets `total`, then calls `update`."""
+    """The progress bar that pooch expects: it sets `total`, then calls `update`."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self.total = 0
         self._name, self._progress, self._done = name, progress, 0
 
     def update(self, num_bytes: int) -> None:
-        # Pooch counts whole chunks, the last one too, and at the end all bytes once more.
+        # Pooch rounds the last chunk up, and finally reports all bytes once more.
         done = self._done + num_bytes
         self._done = min(done, self.total) if self.total else done
         self._progress(self._name, self._done, self.total)
 
     def reset(self) -> None:
-        """Keeps the count, which `update` bounds."""
+        """Does nothing: `update` bounds the count."""
 
     def close(self) -> None:
-        """Leaves the display to whoever draws it."""
+        """Does nothing: the caller of `fetch` owns the display."""
 
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Keeps a logger from telling what the caller of `fetch` tells."""
+    """Mutes a logger below warnings; the caller of `fetch` reports progress."""
 
-    def matters(record: logging.LogRecord) -> bool:
+    def is_warning(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
-    # Not by its level, because pooch's logger is unregistered and caches what the level was.
-    logger.addFilter(matters)
+    # A filter, because pooch's logger is unregistered and would cache a changed level.
+    logger.addFilter(is_warning)
     try:
         yield
     finally:
-        logger.removeFilter(matters)
+        logger.removeFilter(is_warning)

@@ -1,7 +1,7 @@
-"""Files into arrays: IDX, the binary records of CIFAR, and the pickles that torchvision leaves.
+"""Parsers for data files: IDX, CIFAR's binary records, and the pickles torchvision downloads.
 
-A content that is not what it should be is a `ValueError` whose message reads on from the name
-of the file, which only the caller knows.
+Invalid content raises a `ValueError`. Its message continues a sentence that starts with the
+file name, which only the caller knows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Shape = tuple[int, int, int]
 
 
 class Part(NamedTuple):
-    """What one file holds; an array is empty if the file has none of it.
+    """The images and labels of one file; an array is empty if the file has none.
 
     Args:
-        images: uint8, of shape (n, channels, height, width); may be a view of the content.
-        labels: Class numbers, int64.
+        images: uint8, of shape (n, channels, height, width). May be a view of the content.
+        labels: Class indices, int64.
     """
 
     images: NDArray[np.uint8]
@@ -37,37 +37,37 @@ class Part(NamedTuple):
 
 
 def read(path: Path) -> bytes:
-    """Returns all bytes of a file, decompressed if its name ends with ``.gz``.
+    """Returns the content of a file, decompressed if its name ends in ``.gz``.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It can be read, but not decompressed, or it is a folder.
+        ValueError: The path is a folder, or the content cannot be decompressed.
     """
     if path.is_dir():
-        raise ValueError("is a folder where a file should be")
+        raise ValueError("is a folder, not a file")
     packed = path.read_bytes()
     if path.suffix != ".gz":
         return packed
     try:
         return gzip.decompress(packed)
     except EOFError:
-        raise ValueError("is cut short (its gzip stream has no end)") from None
+        raise ValueError("is truncated (incomplete gzip stream)") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"is not a whole gzip file ({error})") from None
+        raise ValueError(f"is not a valid gzip file ({error})") from None
 
 
 def verify(content: bytes, md5: str) -> None:
-    """Raises `ValueError` if the content does not have this checksum.
+    """Raises `ValueError` if the MD5 checksum of the content differs.
 
     >>> verify(b"", "d41d8cd98f00b204e9800998ecf8427e")
     """
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
-        raise ValueError(f"is damaged (md5 {found} instead of {md5})")
+        raise ValueError(f"is damaged (md5 {found}, expected {md5})")
 
 
 def parse(content: bytes, format_: Format, shape: Shape, num_classes: int) -> Part:
-    """Returns the images of this shape and the labels below `num_classes` of one file.
+    """Returns the images and labels of one file, checked against the other arguments.
 
     >>> labels = bytes([0, 0, 8, 1, 0, 0, 0, 3]) + bytes([7, 0, 9])
     >>> parse(labels, "idx-labels", shape=(1, 28, 28), num_classes=10).labels.tolist()
@@ -76,37 +76,38 @@ def parse(content: bytes, format_: Format, shape: Shape, num_classes: int) -> Pa
     part = _PARSERS[format_](content, shape)
     stray = part.labels[(part.labels < 0) | (part.labels >= num_classes)]
     if stray.size:
-        raise ValueError(f"has the label {stray[0]}, but classes are 0 to {num_classes - 1}")
+        raise ValueError(f"has label {stray[0]}, but the classes are 0 to {num_classes - 1}")
     return part
 
 
 def idx(content: bytes, ndim: int) -> NDArray[np.uint8]:
-    """Returns the array of unsigned bytes in an IDX file of `ndim` dimensions.
+    """Returns the uint8 array of an IDX file with `ndim` dimensions.
 
-    The format is a magic number (two zeros, the type, the number of dimensions), the dimensions
-    as big-endian 32-bit numbers and the elements, the last dimension fastest.
+    The format is a magic number (two zeros, the type, the number of dimensions), the sizes as
+    big-endian 32-bit integers, then the elements in row-major order.
 
     >>> idx(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 5, 6]), ndim=2).tolist()
     [[5], [6]]
     """
     magic, expected, header = content[:4].hex(), f"{0x0800 + ndim:08x}", 4 + 4 * ndim
     if len(content) >= 4 and magic != expected:
-        raise ValueError(f"has the magic number {magic} instead of {expected}")
+        raise ValueError(f"has magic number {magic}, expected {expected}")
     if len(content) < header:
-        raise ValueError(f"is cut short ({len(content)} bytes, and its header needs {header})")
+        raise ValueError(f"is truncated ({len(content)} bytes, but its header needs {header})")
     dims = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4)]
     needed = header + math.prod(dims)
     if len(content) != needed:
         raise ValueError(
-            f"has the wrong length ({len(content)} bytes, and its header promises {needed})"
+            f"has the wrong length ({len(content)} bytes, but its header says {needed})"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(dims)
 
 
 def cifar_records(content: bytes, label_bytes: int, shape: Shape) -> Part:
-    """Returns the records of a CIFAR file, each some label bytes and the pixels of one image.
+    """Returns the images and labels of a CIFAR binary file.
 
-    Of two label bytes, the coarse class and the fine, the last counts.
+    Each record is `label_bytes` labels followed by the pixels of one image. CIFAR100 has two
+    labels, the coarse class and the fine class; the last one is used.
 
     >>> part = cifar_records(bytes([3, 10, 11, 4, 20, 21]), label_bytes=1, shape=(1, 1, 2))
     >>> part.labels.tolist(), part.images[:, 0, 0].tolist()
@@ -114,49 +115,45 @@ def cifar_records(content: bytes, label_bytes: int, shape: Shape) -> Part:
     """
     size = label_bytes + math.prod(shape)
     if not content or len(content) % size:
-        raise ValueError(
-            f"has the wrong length ({len(content)} bytes, and a record needs {size})"
-        )
+        raise ValueError(f"has the wrong length ({len(content)} bytes; each record has {size})")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     images = records[:, label_bytes:].reshape(-1, *shape)
     return Part(images, records[:, label_bytes - 1].astype(np.int64))
 
 
 def cifar_pickle(content: bytes, label_key: str, shape: Shape) -> Part:
-    """Returns the images and labels of a CIFAR pickle; nothing in it is ever run.
+    """Returns the images and labels of a CIFAR pickle, without running any code in it.
 
-    Such a pickle is a dictionary in which ``data`` is an array of one row for each image, and
-    `label_key` a list of class numbers.
+    The pickle is a dictionary: ``data`` is an array with one row per image, and `label_key` is
+    a list of class indices.
     """
     try:
-        # Python 2 wrote the files, and its strings are bytes.
+        # Python 2 wrote these files, and its strings are bytes.
         unpickled = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
-    except Exception as error:  # a pickle machine that is fed anything may raise anything
-        reason = " ".join(str(error).split())  # some have two lines
+    except Exception as error:  # unpickling arbitrary bytes may raise anything
+        reason = " ".join(str(error).split())  # some messages have two lines
         raise ValueError(f"is not a pickle of images and labels ({reason})") from None
     if not isinstance(unpickled, dict):
-        raise ValueError("is not a pickle of images and labels (it holds no dictionary)")
+        raise ValueError("is not a pickle of images and labels (it is not a dictionary)")
     data, labels = unpickled.get("data"), unpickled.get(label_key)
     if not isinstance(data, _PickledArray):
-        raise ValueError("is not a pickle of images and labels (data is no array)")
-    if not isinstance(labels, list) or not all(map(_is_number, labels)):
+        raise ValueError("is not a pickle of images and labels (data is not an array)")
+    if not isinstance(labels, list) or not all(map(_is_int64, labels)):
         raise ValueError(
-            f"is not a pickle of images and labels ({label_key} is no list of numbers)"
+            f"is not a pickle of images and labels ({label_key} is not a list of integers)"
         )
-    if data.array.shape != (len(labels), math.prod(shape)):
-        raise ValueError(
-            f"has {len(labels)} labels for data of shape {data.array.shape}, "
-            f"and an image needs {math.prod(shape)} bytes"
-        )
+    expected = (len(labels), math.prod(shape))
+    if data.array.shape != expected:
+        raise ValueError(f"has data of shape {data.array.shape}, expected {expected}")
     return Part(data.array.reshape(-1, *shape), np.array(labels, np.int64))
 
 
-def _is_number(label: object) -> bool:
+def _is_int64(label: object) -> bool:
     return type(label) is int and -(2**63) <= label < 2**63
 
 
 class _PickledArray:
-    """Takes the place of an array in a pickle, and becomes one if its elements are bytes."""
+    """Stands in for an array in a pickle, and holds it if its elements are uint8."""
 
     array: NDArray[np.uint8] = np.empty(0, np.uint8)
 
@@ -173,24 +170,24 @@ class _PickledArray:
                 order: Literal["F", "C"] = "F" if by_column else "C"
                 self.array = np.frombuffer(elements, np.uint8).reshape(shape, order=order)
             case _:
-                raise ValueError("an array in it is not made of bytes")
+                raise ValueError("one of its arrays is not uint8")
 
 
 class _PickledType:
-    """Takes the place of an array's type in a pickle, and keeps its code."""
+    """Stands in for an array's dtype in a pickle, and keeps its type code."""
 
     def __init__(self, code: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Ignores byte order and the like, which bytes do not have."""
+        """Ignores the rest, such as byte order, which does not matter for bytes."""
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, containers and stand-ins for arrays, and refuses the rest.
+    """Reads numbers, strings, containers and arrays, and rejects everything else.
 
-    Not even numpy is called. What a name stands for is made anew each time, so that a pickle
-    cannot change it for the next.
+    Not even numpy is called: arrays are read into stand-ins. Every lookup of a name returns a
+    new function, so a pickle cannot tamper with it for the next one.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
@@ -205,14 +202,14 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _refuse(module: str, name: str) -> NoReturn:
-    # As a literal, because a stranger's name may hold line breaks, and an error is one line.
-    raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!r}, which may run code")
+    # Quoted by repr, because the name may contain line breaks and an error is one line.
+    raise pickle.UnpicklingError(f"it imports {f'{module}.{name}'!r}, which may run code")
 
 
 def _images_only(images: NDArray[np.uint8], shape: Shape) -> Part:
     if images.shape[1:] != shape[1:] or shape[0] != 1:
         found = " x ".join(map(str, images.shape[1:]))
-        raise ValueError(f"has images of {found} pixels instead of {shape[1]} x {shape[2]}")
+        raise ValueError(f"has images of {found} pixels, expected {shape[1]} x {shape[2]}")
     return Part(images.reshape(-1, *shape), np.empty(0, np.int64))
 
 

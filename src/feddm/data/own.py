@@ -1,12 +1,12 @@
-"""Data that nobody else has: an image folder, or a .npz file.
+"""Your own data: an image folder or a .npz file.
 
-folder/<class>/<image>             a class is known by its name
-folder/<class>/<group>/<image>     a group is such as a patient
+folder/<class>/<image>             folders are named after classes
+folder/<class>/<group>/<image>     a group is, for instance, a patient
 
 file.npz    x        uint8, (n, height, width) or (n, height, width, channels)
-            y        whole numbers, which count the classes
-            classes  their names
-            group    whole numbers, if examples belong together
+            y        integers, indices into classes
+            classes  class names
+            group    integers, optional: group id of each example
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 
 
 def read_own(path: Path, info: DatasetInfo) -> Examples:
-    """Returns the examples in a folder or a file; a `DataError` says why they do not fit.
+    """Returns the examples in a folder or file, or raises a `DataError` that says why not.
 
     Args:
         path: An image folder or a .npz file.
-        info: What the federation has agreed on: classes by name, and the size of images.
+        info: What the federation agreed on: class names and image size.
     """
     with files.explained(DataError, path):
         if not path.exists():
-            raise DataError(f"the data {path} is not there")
+            raise DataError(f"{path} does not exist")
         if path.is_dir():
             x, y, group = _folder(path, info)
         elif path.suffix == ".npz":
             x, y, group = _npz(path, info)
         else:
-            raise DataError(f"the data {path} is neither a folder nor a .npz file")
+            raise DataError(f"{path} is neither a folder nor a .npz file")
     return Examples(
         torch.from_numpy(x),
         torch.from_numpy(y),
@@ -66,13 +66,15 @@ def _folder(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
             groups.append(image.parent.name if image.parent != folder else "")
     if not images:
         raise DataError(
-            f"{path} has no images; they belong into <class>/<image>, as one of "
+            f"{path} has no images; put them in <class>/<image>, in one of these formats: "
             f"{', '.join(SUFFIXES)}"
         )
     if all(groups):
         group = np.unique(groups, return_inverse=True)[1].astype(np.int64)
     elif any(groups):
-        raise DataError(f"{path} has images with a folder of their group, and others without")
+        raise DataError(
+            f"{path} has only some images in group folders; use them for all or none"
+        )
     else:
         group = None
     return np.stack(images), np.array(labels, np.int64), group
@@ -85,7 +87,7 @@ def _images(folder: Path) -> Iterator[Path]:
 
 
 def _shown(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yields what people see: systems and notebooks leave hidden files everywhere."""
+    """Yields the paths that are not hidden; systems and notebooks leave hidden files behind."""
     return (path for path in paths if not path.name.startswith("."))
 
 
@@ -99,58 +101,59 @@ def _image(path: Path, info: DatasetInfo) -> Array:
     channels, height, width = info.shape
     try:
         with Image.open(path) as image:
-            # What is gray can be shown in color; the other way round something is lost.
+            # Converting grayscale to color is lossless; color to grayscale is not.
             if image.mode[0] in "IF":
-                raise DataError(f"{path} has more than 8 bits a channel")
+                raise DataError(f"{path} has more than 8 bits per channel; convert it to 8")
             if channels == 1 and image.mode not in ("1", "L"):
-                raise DataError(f"{path} is not gray, and {info.name} is")
+                raise DataError(
+                    f"{path} is not grayscale (mode {image.mode}), but {info.name} is"
+                )
             if image.size != (width, height):
                 raise DataError(
-                    f"{path} has {image.size[0]} x {image.size[1]} pixels where {info.name} "
-                    f"has {width} x {height}"
+                    f"{path} has {image.size[0]} x {image.size[1]} pixels, but {info.name} has "
+                    f"{width} x {height}"
                 )
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except DataError:
         raise
-    except Exception as error:  # every format has errors of its own
+    except Exception as error:  # every format raises its own errors
         raise DataError(f"{path} cannot be read: {error}") from None
-    image_of_one: Array = _channels_first(pixels[None], info, path)[0]
-    return image_of_one
+    first: Array = _channels_first(pixels[None], info, path)[0]
+    return first
 
 
 def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not a .npz file, or only a part of one")
+        raise DataError(f"{path} is not a .npz file, or is truncated")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             parts = {name: file[name] for name in file.files}
-    except Exception as error:  # of zip, zlib and numpy
+    except Exception as error:  # zip, zlib and numpy raise their own errors
         raise DataError(f"{path} cannot be read: {error}") from None
     missing = {"x", "y", "classes"} - set(parts)
     if missing:
-        raise DataError(f"{path} lacks {', '.join(sorted(missing))}")
+        raise DataError(f"{path} is missing {', '.join(sorted(missing))}")
     x, y, classes = parts["x"], parts["y"], parts["classes"]
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise DataError(
-            f"{path}: x must be uint8 of (n, height, width) or (n, height, width, channels), "
-            f"got {x.dtype} of {x.shape}"
+            f"{path}: x must be uint8 of shape (n, height, width) or "
+            f"(n, height, width, channels), got {x.dtype} of shape {x.shape}"
         )
     if not len(x):
         raise DataError(f"{path} has no images")
     if classes.dtype.kind != "U":
-        raise DataError(f"{path}: classes must be texts, got {classes.dtype}")
+        raise DataError(f"{path}: classes must be strings, got {classes.dtype}")
     names: list[str] = classes.flatten().tolist()
-    if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
-        raise DataError(f"{path}: y must be a whole number for each of {len(x)} images")
+    _check_integers("y", y, len(x), path)
     if y.min() < 0 or y.max() >= len(names):
-        raise DataError(f"{path}: y must be from 0 to {len(names) - 1}")
+        raise DataError(
+            f"{path}: y must be from 0 to {len(names) - 1}, got {y.min()} to {y.max()}"
+        )
     group = parts.get("group")
-    if group is not None and (
-        group.shape != y.shape or not np.issubdtype(group.dtype, np.integer)
-    ):
-        raise DataError(f"{path}: group must be a whole number for each of {len(x)} images")
+    if group is not None:
+        _check_integers("group", group, len(x), path)
     _check_classes(names, info, path)
-    # The file counts its classes as it likes; the federation goes by their names.
+    # The file may order its classes in any way; the federation matches them by name.
     numbers = np.array([info.classes.index(name) for name in names], np.int64)
     return (
         _channels_first(x, info, path),
@@ -159,14 +162,24 @@ def _npz(path: Path, info: DatasetInfo) -> tuple[Array, Array, Array | None]:
     )
 
 
+def _check_integers(name: str, array: Array, num_images: int, path: Path) -> None:
+    if array.shape != (num_images,) or not np.issubdtype(array.dtype, np.integer):
+        raise DataError(
+            f"{path}: {name} must be one integer for each of the {num_images} images, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+
+
 def _check_classes(names: list[str], info: DatasetInfo, path: Path) -> None:
     unknown = sorted(set(names) - set(info.classes))
     if unknown:
         raise DataError(
-            f"{path} has a class {unknown[0]!r}, and {info.name} has {', '.join(info.classes)}"
+            f"{path} has an unknown class {unknown[0]!r}; the classes of {info.name} are "
+            f"{', '.join(info.classes)}"
         )
-    if len(set(names)) < len(names):
-        raise DataError(f"{path} names a class twice")
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{path} lists the class {name!r} more than once")
 
 
 def _channels_first(x: Array, info: DatasetInfo, path: Path) -> Array:
@@ -175,7 +188,7 @@ def _channels_first(x: Array, info: DatasetInfo, path: Path) -> Array:
     if images.shape[1:] != (height, width, channels):
         found = " x ".join(map(str, images.shape[1:]))
         raise DataError(
-            f"{path} has images of {found} (height, width, channels) where {info.name} has "
+            f"{path} has images of {found} (height x width x channels), but {info.name} has "
             f"{height} x {width} x {channels}"
         )
     return np.ascontiguousarray(np.moveaxis(images, 3, 1))

@@ -1,7 +1,7 @@
-"""Splits of a training set over clients: labels in, one array of indices per client out.
+"""Splits a training set over clients: labels in, one array of indices per client out.
 
-Every example goes to exactly one client. What cannot be done is a `PartitionError` that says
-why; nothing here loops for ever.
+Every example goes to exactly one client. An impossible split raises a `PartitionError` that
+says why; nothing here loops forever.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from feddm.errors import PartitionError
 
 Labels = npt.NDArray[np.int64]
-Shards = list[npt.NDArray[np.int64]]  # for each client, its examples in ascending order
+Shards = list[npt.NDArray[np.int64]]  # indices of each client's examples, ascending
 
-MAX_DRAWS = 1000  # a split that exists at all is found in far fewer
+MAX_DRAWS = 1000  # a feasible split takes far fewer
 
 
 def dirichlet(
@@ -28,14 +28,13 @@ def dirichlet(
     *,
     balanced: bool = True,
 ) -> Shards:
-    """Splits each class by proportions from a Dirichlet distribution; small `alpha` is skewed.
+    """Splits each class in proportions drawn from a Dirichlet; small `alpha` is skewed.
 
-    ``balanced`` is the way of NIID-Bench (Li et al. ICDE 2022,
-    https://arxiv.org/abs/2102.02079): a client that already has its share ``n / clients`` gets
-    nothing of the classes that are dealt after. Without it the proportions are used as they are
-    drawn, and sizes differ more.
+    ``balanced`` follows NIID-Bench (Li et al. ICDE 2022, https://arxiv.org/abs/2102.02079): a
+    client that already has its share ``n / clients`` gets nothing from the remaining classes.
+    Without it, the proportions are used as drawn, and client sizes differ more.
 
-    The whole split is drawn again until every client has `min_examples`.
+    The whole split is redrawn until every client has at least `min_examples`.
     """
     _check_room(len(labels), clients, max(min_examples, 1))
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -54,14 +53,14 @@ def dirichlet(
             return [np.sort(np.concatenate(piece)) for piece in pieces]
         smallest = max(smallest, int(sizes.min()))
     raise PartitionError(
-        f"{MAX_DRAWS} draws of Dir({alpha:g}) over {clients} clients gave no split in which "
-        f"every client has {min_examples} examples (the best had one with {smallest}); "
+        f"none of {MAX_DRAWS} draws from Dir({alpha:g}) gave each of {clients} clients "
+        f"{min_examples} examples or more (the best left one with {smallest}); "
         "lower partition.min_examples, raise alpha or use fewer clients"
     )
 
 
 def iid(num_examples: int, clients: int, rng: np.random.Generator) -> Shards:
-    """Splits at random into parts whose sizes differ by one at most.
+    """Splits at random into parts whose sizes differ by at most one.
 
     >>> [len(shard) for shard in iid(7, 3, np.random.default_rng(0))]
     [3, 2, 2]
@@ -73,21 +72,22 @@ def iid(num_examples: int, clients: int, rng: np.random.Generator) -> Shards:
 def by_classes(
     labels: Labels, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> Shards:
-    """Gives every client so many classes, and splits a class evenly over its owners."""
+    """Gives each client `classes_per_client` classes; splits a class evenly over its owners."""
     _check_room(len(labels), clients, 1)
     classes = np.unique(labels)
     if classes_per_client > len(classes):
         raise PartitionError(
-            f"a client cannot have {classes_per_client} classes: the data have {len(classes)}"
+            f"partition.classes_per_client must be at most {len(classes)}, the number of "
+            f"classes, got {classes_per_client}"
         )
     if clients * classes_per_client < len(classes):
         raise PartitionError(
-            f"{clients} clients with {classes_per_client} classes each cannot hold all "
-            f"{len(classes)} classes; use more clients or more classes a client"
+            f"{clients} clients with {classes_per_client} classes each cannot cover all "
+            f"{len(classes)} classes; use more clients or more classes per client"
         )
     owners: list[list[int]] = [[] for _ in classes]
     for client in range(clients):
-        # The classes with the fewest owners so far, in random order among equals.
+        # The classes with the fewest owners so far; ties are broken at random.
         order = rng.permutation(len(classes))
         order = order[np.argsort([len(owners[c]) for c in order], kind="stable")]
         for c in order[:classes_per_client]:
@@ -97,7 +97,7 @@ def by_classes(
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
             raise PartitionError(
-                f"class {label} has {len(members)} examples for {len(holders)} clients; "
+                f"class {label} has only {len(members)} examples for {len(holders)} clients; "
                 "use fewer clients"
             )
         for client, piece in zip(
@@ -108,7 +108,7 @@ def by_classes(
 
 
 def class_table(labels: Labels, shards: Shards, num_classes: int) -> npt.NDArray[np.int64]:
-    """Returns how many examples of each class (columns) each client (rows) has."""
+    """Returns the number of examples per client (rows) and class (columns)."""
     rows: list[Any] = [np.bincount(labels[shard], minlength=num_classes) for shard in shards]
     return np.stack(rows)
 
@@ -118,12 +118,12 @@ def _counts(
 ) -> npt.NDArray[np.int64]:
     """Returns how many of `num` examples each client gets.
 
-    Those that are closed get none, but for what rounding may leave to the last client, as in
+    Only open clients get any, except that rounding may leave some to the last client, as in
     NIID-Bench.
     """
     weights = rng.dirichlet(np.full(len(open_), alpha)) * open_
     if not weights.sum() > 0:
-        # All mass fell on closed clients, as happens for tiny alpha: one open client takes all.
+        # With tiny alpha, all mass may fall on closed clients: one open client gets all.
         weights = np.zeros(len(open_))
         weights[rng.choice(np.flatnonzero(open_))] = 1.0
     ends = np.floor(np.cumsum(weights / weights.sum()) * num).astype(np.int64)

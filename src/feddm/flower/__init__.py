@@ -1,1 +1,1 @@
-"""FedDM on several machines, by Flower (``pip install 'feddm[flower]'``)."""
+"""FedDM on several machines, with Flower (``pip install 'feddm[flower]'``)."""

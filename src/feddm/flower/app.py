@@ -1,4 +1,4 @@
-"""The app as `flwr run` takes it: a folder with nothing in it but a configuration."""
+"""The app for `flwr run`: a folder that holds only a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feddm.errors import RunDirectoryError
 
 
 def app_folder() -> Path:
-    """Returns the folder of the app, inside this package."""
+    """Returns the app's folder inside this package."""
     return Path(__file__).parent / "bundle"
 
 
@@ -18,6 +18,6 @@ def write_app(target: Path) -> None:
     """Copies the app to a new folder."""
     with files.explained(RunDirectoryError, target):
         if target.exists():
-            raise RunDirectoryError(f"{target} exists; name a new folder")
+            raise RunDirectoryError(f"{target} already exists; choose a new folder")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(app_folder(), target, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""The client app of Flower: what a node does with a message."""
+"""The Flower client app: answers the messages that a node receives."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ def client_app(load: Load | None = None) -> ClientApp:
     """Returns a client app.
 
     Args:
-        load: Returns the examples of a node, for federations on data of the nodes' own: uint8
-            images of (n, channels, height, width), and class numbers. Without it a node says
-            in its configuration what it has.
+        load: Returns the node's own data: uint8 images of shape (n, channels, height, width),
+            and labels. Without it, the node's configuration says what data it has.
     """
     app = ClientApp()
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return answered(message, context, lambda node, job: wire.to_hello(node.hello(job)))
+        return reply(message, context, lambda node, job: wire.to_hello(node.hello(job)))
 
     @app.train()
     def work(message: Message, context: Context) -> Message:
-        return answered(message, context, lambda node, job: wire.to_reply(*node.work(job)))
+        return reply(message, context, lambda node, job: wire.to_reply(*node.work(job)))
 
     @app.evaluate()
-    def judge(message: Message, context: Context) -> Message:
-        return answered(message, context, lambda node, job: wire.to_site(node.judge(job)))
+    def evaluate(message: Message, context: Context) -> Message:
+        return reply(message, context, lambda node, job: wire.to_site(node.evaluate(job)))
 
-    def answered(
+    def reply(
         message: Message, context: Context, do: Callable[[Node, Job], RecordDict]
     ) -> Message:
         own = None if load is None else functools.partial(load, context)
@@ -62,10 +61,10 @@ def _answer(
     load: Callable[[], tuple[Tensor, Tensor]] | None,
     do: Callable[[Node, Job], RecordDict],
 ) -> RecordDict:
-    """Returns the answer, or why there is none.
+    """Returns the answer, or the reason why there is none.
 
-    An error's own text stays here if it may be about examples: under privacy, and for whatever
-    nobody foresaw.
+    The text of an error stays on this node if it could reveal something about examples: under
+    privacy, and for any unexpected error.
     """
     keep_freed_memory()
     settings: Settings | None = None
@@ -73,31 +72,31 @@ def _answer(
     try:
         settings = settings_of(context.node_config)
         job = wire.from_job(content)
-        private = job.config.privacy.mechanism != "none"
+        private = job.config.privacy is not None
         return do(Node(settings, load), job)
     except (BudgetError, ConfigError, LedgerError) as error:
-        told = str(error)
+        reason = str(error)
     except Exception as error:
-        told = str(error)
+        reason = str(error)
         if private or not isinstance(error, FedDMError):
-            told = _written_down(settings)
-    return wire.to_error(told, None if settings is None else settings.client)
+            reason = _log_error(settings)
+    return wire.to_error(reason, None if settings is None else settings.client)
 
 
-def _written_down(settings: Settings | None) -> str:
-    """Keeps the error on this node, and returns what the server may know of it."""
+def _log_error(settings: Settings | None) -> str:
+    """Logs the current error on this node and returns what the server may know about it."""
     trace = traceback.format_exc()
     if settings is None:
         print(trace, file=sys.stderr)
-        return "the node failed"
+        return "the node failed; its standard error says why"
     try:
         files.make_private(settings.folder)
-        # For its owner alone: it may be about examples.
+        # Only the owner may read it: it could reveal something about examples.
         with open(settings.folder / "errors.log", "ab", opener=_private) as file:
             file.write(f"{now()}\n{trace}\n".encode(errors="backslashreplace"))
     except OSError:
         print(trace, file=sys.stderr)
-    return f"client {settings.client} failed; errors.log in the folder of its node says why"
+    return f"client {settings.client} failed; see errors.log in its node's folder"
 
 
 def _private(name: str, flags: int) -> int:

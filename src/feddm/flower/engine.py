@@ -1,7 +1,7 @@
-"""Clients behind Flower's grid: the engine that our round loop drives.
+"""The engine that runs clients on Flower nodes, for our round loop.
 
-What a client remembers stays on its node. All that is known here is the round whose memory is
-in force, for each client that has any; a checkpoint keeps that, and a task names it.
+A client's memory stays on its node. The server only knows from which round's memory each
+client continues; it stores that round in checkpoints and names it in each task.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 import httpx
 import torch
 from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddm.config.schema import Config
@@ -29,19 +30,19 @@ Answer = TypeVar("Answer")
 Notice = Callable[[str], None]
 
 
-# Seconds for which Flower keeps a message and its reply longer than they are waited for: what
-# came in time must be there when it is fetched.
+# Extra seconds for which Flower keeps a message and its reply after our deadline, so that a
+# reply that came in time is still there when we fetch it.
 GRACE = 60.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """For how long the server waits, in seconds.
+    """How long the server waits, in seconds.
 
     Args:
-        nodes: For a node of every client, at the start of a round.
-        reply: For the reply of a client.
-        poll: Between two looks.
+        nodes: For the nodes of all clients, at the start of a round.
+        reply: For a client's reply.
+        poll: Between two polls.
     """
 
     nodes: float = 300.0
@@ -53,16 +54,16 @@ PATIENT = Patience()
 
 
 class OnFlower:
-    """Clients on Flower's nodes.
+    """Clients on Flower nodes.
 
     Args:
-        grid: Flower's way to the nodes.
-        federation: Name of the federation, unlike any other.
-        config: What is run.
-        compiled: Whether models are compiled.
-        memories: What a checkpoint kept: for each client the round whose memory is in force.
-        patience: For how long the server waits.
-        notice: Is told what the user should know.
+        grid: Flower's connection to the nodes.
+        federation: Unique name of the federation.
+        config: Configuration of the run.
+        compiled: Whether nodes compile models.
+        memories: From a checkpoint: for each client, the round whose memory to continue from.
+        patience: How long the server waits.
+        notice: Receives what the user should know.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class OnFlower:
         self._patience = patience
         self._notice = notice
         self._nodes: dict[int, int] = {}  # client -> node
-        self._refused: dict[int, RefusedError] = {}  # node -> why
-        self._told: dict[int, str] = {}  # node -> what the user was told of it
-        self._one_by_one = False  # replies are fetched so
+        self._refused: dict[int, RefusedError] = {}  # node -> reason
+        self._notices: dict[int, str] = {}  # node -> last notice about it
+        self._one_by_one = False  # whether each reply is fetched alone
         self._pending: dict[int, Records] = {}
 
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]:
-        del tick  # nodes say nothing until they are done
+        del tick  # nodes report no progress
         self._pending.clear()
         waiting = {task.client: task for task in tasks}
         self._find_nodes(set(waiting))
@@ -99,7 +100,7 @@ class OnFlower:
         if not waiting:
             return
         first = next(iter(waiting.values()))
-        arrays = wire.to_arrays(first.download)  # the same for all, and made ready once
+        arrays = wire.to_arrays(first.download)  # the same for all clients, encoded once
         contents = {
             client: wire.to_job(self._job(first.round, self._memory_of(client)), arrays)
             for client in waiting
@@ -109,7 +110,7 @@ class OnFlower:
                 yield answer
                 continue
             reply, remembers = answer
-            self._pending[client] = _kept(first.round) if remembers else {}
+            self._pending[client] = _round_record(first.round) if remembers else {}
             yield reply
 
     def commit(self, clients: Iterable[int]) -> None:
@@ -119,7 +120,7 @@ class OnFlower:
                 self.memories[client] = memory
 
     def evaluate(self, params: Tensors, number: int) -> RoundEvaluation:
-        """Asks every node that is there how good a model is."""
+        """Evaluates a model on the held-out examples of all nodes that are online."""
         content = wire.to_job(self._job(number), wire.to_arrays({"params": params}))
         contents = dict.fromkeys(self._nodes, content)
         sites: list[SiteRecord] = []
@@ -138,16 +139,16 @@ class OnFlower:
         )
 
     def _find_nodes(self, clients: set[int]) -> None:
-        """Asks nodes who they are, until there is one for each of the clients.
+        """Asks nodes which client they are, until every client has a node.
 
-        One that was refused before is asked again: its owner may have mended it since. One
-        that says nothing keeps nobody else from being asked and found.
+        Nodes refused in an earlier round are asked again, because their owners may have fixed
+        the problem. A node that does not answer does not hold up the others.
         """
         deadline = time.monotonic() + self._patience.nodes
         content = wire.to_job(self._job())
         asked: dict[str, int] = {}  # message -> node
         self._refused = {}
-        late = False  # then nobody is asked any more, but heard
+        late = False  # past the deadline: no new questions, but replies still count
         while True:
             there = set(self._grid.get_node_ids())
             self._nodes = {c: node for c, node in self._nodes.items() if node in there}
@@ -159,10 +160,10 @@ class OnFlower:
                     for node in (() if late else there - known)
                 }
             )
-            # To whom nothing could be delivered is asked again: it may be back by then.
+            # If a question could not be delivered, ask again: the node may come back.
             heard = [(n, reply) for n, reply in self._arrived(asked) if not _undelivered(reply)]
             for node, reply in heard:
-                self._meet(node, reply)
+                self._assign(node, reply)
             if clients <= set(self._nodes) | set(self._declined()):
                 return
             if late and not heard:
@@ -170,14 +171,15 @@ class OnFlower:
             late = time.monotonic() >= deadline
             time.sleep(self._patience.poll)
 
-    def _meet(self, node: int, reply: Message | None) -> None:
-        """Makes a node the client that it says it is, or refuses it."""
+    def _assign(self, node: int, reply: Message | None) -> None:
+        """Assigns a node to the client it claims to be, or refuses it."""
         try:
             client = wire.from_hello(content_of(reply))
-            if client >= self._config.partition.clients:
-                raise RefusedError(f"there is no client {client}", None)
+            most = self._config.partition.clients - 1
+            if client > most:
+                raise RefusedError(f"its client must be from 0 to {most}, got {client}", None)
             if client in self._nodes:
-                raise RefusedError(f"another node is client {client}, too", None)
+                raise RefusedError(f"another node is already client {client}", None)
             self._nodes[client] = node
         except RefusedError as error:
             self._refuse(node, error)
@@ -187,13 +189,13 @@ class OnFlower:
     def _refuse(self, node: int, why: RefusedError) -> None:
         self._refused[node] = why
         who = "a node" if why.client is None else f"client {why.client}"
-        text = f"{who} does not take part: {why}"
-        if self._told.get(node) != text:  # the same words every round are no news
+        text = f"{who} is not taking part: {why}"
+        if self._notices.get(node) != text:  # don't repeat it every round
             self._notice(text)
-        self._told[node] = text
+        self._notices[node] = text
 
     def _declined(self) -> dict[int, str]:
-        """Returns the clients whose nodes are there and do not take part, and why."""
+        """Returns the clients whose nodes are online but refuse, and why."""
         return {
             why.client: str(why) for why in self._refused.values() if why.client is not None
         }
@@ -203,8 +205,8 @@ class OnFlower:
             return self._declined()[client]
         strangers = sorted(str(why) for why in self._refused.values() if why.client is None)
         if not strangers:
-            return f"no node within {self._patience.nodes:g} s"
-        return f"no node; others were refused: {'; '.join(strangers)}"
+            return f"no node found within {self._patience.nodes:g} s"
+        return f"no node found; other nodes were refused: {'; '.join(strangers)}"
 
     def _job(self, number: int = 0, memory: int = 0) -> Job:
         return Job(self._federation, self._config, self._compiled, number, memory)
@@ -219,7 +221,7 @@ class OnFlower:
         kind: str,
         read: Callable[[RecordDict, int], Answer],
     ) -> Iterator[tuple[int, Answer | Dropout]]:
-        """Yields what each client answers, or why nothing came."""
+        """Yields the answer of each client, or why it dropped out."""
         waiting = {client: self._nodes[client] for client in contents}
         deadline = time.monotonic() + self._patience.reply
         messages = {
@@ -229,7 +231,7 @@ class OnFlower:
         sent = self._sent(messages)
         for client in [client for client in waiting if client not in sent.values()]:
             del waiting[client]
-            yield client, Dropout(client, "Flower did not send it")
+            yield client, Dropout(client, "Flower could not send the message")
         for client, reply in self._replies(sent, deadline):
             del waiting[client]
             try:
@@ -246,54 +248,57 @@ class OnFlower:
     def _replies(
         self, keys: dict[str, int], deadline: float
     ) -> Iterator[tuple[int, Message | None]]:
-        """Yields the replies as they arrive, by the keys of what they reply to."""
+        """Yields replies as they arrive, with the keys of their messages."""
         while keys:
             late = time.monotonic() >= deadline
             arrived = self._arrived(keys)
             yield from arrived
-            if late and not arrived:  # what was there in time is fetched, however slowly
+            if late and not arrived:  # fetch all that came in time, however slow fetching is
                 return
             if keys and not arrived:
                 time.sleep(self._patience.poll)
 
     def _sent(self, messages: Mapping[int, Message]) -> dict[str, int]:
-        """Sends messages, and returns the keys of those that were sent by their identities."""
+        """Sends messages; returns the keys of those that were sent, by message id."""
         sent = set(self._grid.push_messages(list(messages.values()))) if messages else set()
-        # Sending gave them their identities; one that was not sent is not among those.
+        # Sending sets the ids of all messages but returns only those that were sent.
         keys = {message.metadata.message_id: key for key, message in messages.items()}
-        return {identity: key for identity, key in keys.items() if identity in sent}
+        return {name: key for name, key in keys.items() if name in sent}
 
     def _arrived(self, keys: dict[str, int]) -> list[tuple[int, Message | None]]:
-        """Returns the replies that are there, and takes them off the list.
+        """Returns the replies that have arrived and removes them from `keys`.
 
-        Flower fails on a reply that is not well made, and loses all that it fetched with it.
-        Those are ``None``, and from then on each reply is fetched alone.
+        Flower raises an error for a malformed reply and loses all others that it fetched at
+        the same time. They are returned as ``None``; after that, each reply is fetched alone.
         """
         if not keys:
             return []
         arrived: dict[str, Message | None] = {}
-        for some in [[identity] for identity in keys] if self._one_by_one else [list(keys)]:
+        for some in [[name] for name in keys] if self._one_by_one else [list(keys)]:
             try:
                 replies = list(self._grid.pull_messages(some))
                 arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
             except httpx.HTTPError:
-                raise  # of the SuperLink, and of no node
-            except Exception:  # nobody says what it may be
+                raise  # the SuperLink failed, not a node
+            except Exception:  # Flower does not document what it may raise
                 self._one_by_one = True
                 arrived |= dict.fromkeys(some)
         return [(keys.pop(name), reply) for name, reply in arrived.items() if name in keys]
 
 
-# How a checkpoint keeps the round whose memory is in force: records, as all that it keeps.
+# A checkpoint stores records only, so the round whose memory is valid is one, too.
 _MEMORY, _ROUND = "on_node", "round"
 
 
-def _kept(number: int) -> Records:
+def _round_record(number: int) -> Records:
     return {_MEMORY: {_ROUND: torch.tensor(number)}}
 
 
-# Flower's codes for a message or its reply that is gone, and for a node that is.
-_UNDELIVERED = (3, 4, 5)
+_UNDELIVERED = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 
 
 def _undelivered(reply: Message | None) -> bool:
@@ -301,10 +306,10 @@ def _undelivered(reply: Message | None) -> bool:
 
 
 def content_of(reply: Message | None) -> RecordDict:
-    """Returns what a reply says; an `EngineError` if it is not there or no good."""
+    """Returns the content of a reply; raises `EngineError` if it is unreadable or an error."""
     if reply is None:
-        raise EngineError("the reply cannot be read")
+        raise EngineError("Flower could not read the reply")
     if not reply.has_error():
         return reply.content
-    reason = wire.one_line(reply.error.reason or "no reason is given")
-    raise EngineError(f"the node failed (Flower's code {reply.error.code}: {reason})")
+    reason = wire.one_line(reply.error.reason or "no reason given")
+    raise EngineError(f"the node failed (Flower error {reply.error.code}: {reason})")

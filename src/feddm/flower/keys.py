@@ -1,4 +1,4 @@
-"""Certificates and keys for trying a federation out on one machine."""
+"""Certificates and keys for a trial deployment on one machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from cryptography.x509.oid import NameOID
 
 from feddm.core import files
 
-DAYS = 30
+DAYS = 30  # validity of a certificate
 
 
 def certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Returns an authority and a certificate of it for this machine alone; makes new ones.
+    """Makes an authority and a certificate that is valid on this machine only.
 
-    The authority's own key is not kept: nothing else will ever be signed by it.
+    Existing files are reused. The authority's key is not stored, so that it can never sign
+    anything else.
 
     Returns:
         The files of the authority's certificate, the server's certificate and its key.
@@ -39,7 +40,7 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
 
 
 def make_node_key(path: Path) -> tuple[Path, Path]:
-    """Makes the key of a node, and returns the files of its private and its public half."""
+    """Makes a key pair for a node and returns its private and its public file."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = path.with_name(f"{path.name}.pub")
     files.write(path, _private_pem(key, serialization.PrivateFormat.OpenSSH), files.OWNER)

@@ -1,8 +1,8 @@
-"""A whole Flower federation on this machine, for trying it out: SuperLink and nodes.
+"""A whole Flower deployment on this machine, to try it out: a SuperLink and its nodes.
 
-Encrypted and with keys, as between machines: a new authority, a key for every node, and only
-nodes with a registered key get in. All of it listens on 127.0.0.1 alone and ends with the
-``with`` block.
+It uses encryption and keys, as between machines: a new certificate authority, one key per node,
+and only nodes with a registered key can connect. Everything listens on 127.0.0.1 only and stops
+at the end of the ``with`` block.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from feddm.flower.runner import Link, command_of, free_port
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.rundir import RunDirectory
 
-NAME = "here"  # of the SuperLink, in Flower's configuration
+NAME = "here"  # name of the SuperLink in Flower's configuration
 START = 120.0  # seconds that the SuperLink may take to start
-LOOK = 10.0  # seconds between two questions to Flower how a run is
-POLL = 0.5  # seconds between two looks for a new round
-END = 15.0  # seconds that a process may take to end
+LOOK = 10.0  # seconds between two requests for a run's status
+POLL = 0.5  # seconds between two polls for a new round
+END = 15.0  # seconds that a process may take to stop
 
 
 @dataclass
 class Loopback:
-    """SuperLink and nodes on this machine; use it in a ``with`` block.
+    """A SuperLink and nodes on this machine; use it in a ``with`` block.
 
     Args:
-        folder: Where certificates, keys, logs and what nodes keep are.
-        insecure: Neither encryption nor keys.
-        simulated: So many nodes that Flower simulates; no others can come then.
-        environment: Variables that its processes have beside those of this one.
+        folder: Holds certificates, keys, logs and the nodes' files.
+        insecure: Use neither encryption nor keys.
+        simulated: Number of nodes that Flower simulates; other nodes cannot connect then.
+        environment: Additional environment variables for its processes.
     """
 
     folder: Path
@@ -59,7 +59,8 @@ class Loopback:
         self._authority: Path | None = None
 
     def __enter__(self) -> Self:
-        # Of an earlier time. A run in its database that was never begun would begin now.
+        # Remove what an earlier deployment left. A run that is still queued in its database
+        # would start now.
         for name in ("ca.crt", "server.crt", "server.key"):
             (self.folder / name).unlink(missing_ok=True)
         for file in self.folder.glob("superlink.db*"):
@@ -80,7 +81,7 @@ class Loopback:
         self.close()
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink; one that was here before is known to its nodes again."""
+        """Starts the SuperLink; nodes of an earlier one in this block can reconnect to it."""
         with files.explained(EngineError, self.folder):
             files.make_private(self.folder)
             home = self.folder / "flwr"
@@ -114,14 +115,14 @@ class Loopback:
             self.check("superlink")
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"the SuperLink did not start within {START:g} s; {self._logs}"
+                    f"the SuperLink did not start within {START:g} s; {self._see_logs}"
                 )
 
     def link(self, number: int) -> Link:
-        """Returns a new node's way in: with a key of its own, which is registered."""
+        """Returns how a new node connects; makes and registers its key."""
         if self.insecure:
             return Link(self.address, insecure=True)
-        for name in (f"node{number}", f"node{number}.pub"):  # of an earlier time
+        for name in (f"node{number}", f"node{number}.pub"):  # from an earlier deployment
             (self.folder / name).unlink(missing_ok=True)
         key, public = make_node_key(self.folder / f"node{number}")
         self.flwr("supernode", "register", str(public), NAME)
@@ -129,20 +130,19 @@ class Loopback:
 
     def start_node(self, number: int, link: Link) -> None:
         """Starts the node of a client."""
-        known = ["--superlink", link.superlink, "--client", str(number)]
+        options = ["--superlink", link.superlink, "--client", str(number)]
         if link.insecure:
-            known.append("--insecure")
+            options.append("--insecure")
         else:
-            known += ["--root-certificates", str(link.certificates), "--key", str(link.key)]
-        folder = self.folder / "nodes" / f"client_{number:06d}"
-        known += ["--folder", str(folder)]
-        self.start(f"node{number}", sys.executable, "-m", "feddm", "flower", "node", *known)
+            options += ["--root-certificates", str(link.certificates), "--key", str(link.key)]
+        options += ["--folder", str(self.folder / "nodes" / f"client_{number:06d}")]
+        self.start(f"node{number}", sys.executable, "-m", "feddm", "flower", "node", *options)
 
     def run_app(
         self, run_config: Mapping[str, str | int | float], app: Path | None = None
     ) -> str:
-        """Starts a run, and returns Flower's number of it."""
-        # Flower splits at spaces outside of quotes, and reads values as TOML.
+        """Starts a run and returns Flower's id for it."""
+        # Flower splits at spaces outside quotes and parses values as TOML.
         values = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         command = ["run", str(app or app_folder()), NAME, "--run-config", values]
         if self.simulated:
@@ -151,43 +151,43 @@ class Loopback:
         return str(self.flwr(*command)["run-id"])
 
     def rounds(self, run: str, directory: Path) -> Iterator[RoundRecord]:
-        """Yields the rounds of a run as they are written down; a run that fails is an error."""
-        told, looked = 0, time.monotonic()
+        """Yields the rounds of a run once recorded; raises `EngineError` if the run fails."""
+        shown, checked = 0, time.monotonic()
         while True:
             ended = _ended(directory)
             records = []
             if (directory / "config.toml").exists():
                 records = RunDirectory.open(directory).records()
-            yield from records[told:]
-            told = len(records)
+            yield from records[shown:]
+            shown = len(records)
             if ended:
                 return
-            if time.monotonic() - looked > LOOK:
+            if time.monotonic() - checked > LOOK:
                 self.check("superlink")
                 if self.status(run).startswith("finished") and not _ended(directory):
-                    raise EngineError(f"the run failed: {_last_words(self.log(run))}")
-                looked = time.monotonic()
+                    raise EngineError(f"the run failed: {_last_error(self.log(run))}")
+                checked = time.monotonic()
             time.sleep(POLL)
 
     def status(self, run: str) -> str:
-        """Returns how a run is, as Flower says it: such as ``running``."""
+        """Returns Flower's status of a run, for instance ``running``."""
         return str(self.flwr("ls", NAME, "--run-id", run)["runs"][0]["status"])
 
     def log(self, run: str) -> str:
-        """Returns what the server of a run has printed."""
+        """Returns the server's log of a run."""
         return self._flwr("log", run, NAME, "--show")
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Returns what Flower's command says; an `EngineError` if it fails."""
-        printed = self._flwr(*arguments, "--format", "json")
+        """Returns the output of a ``flwr`` command; raises `EngineError` if it fails."""
+        text = self._flwr(*arguments, "--format", "json")
         try:
-            said: dict[str, Any] = json.loads(printed)
+            output: dict[str, Any] = json.loads(text)
         except ValueError:
-            said = {"error-message": printed}
-        if not said.get("success"):
-            last = str(said.get("error-message", "")).strip().splitlines()[-1:]
+            output = {"error-message": text}
+        if not output.get("success"):
+            last = str(output.get("error-message", "")).strip().splitlines()[-1:]
             raise EngineError(f"flwr {arguments[0]} failed: {''.join(last)}")
-        return said
+        return output
 
     def _flwr(self, *arguments: str) -> str:
         return subprocess.run(
@@ -199,7 +199,7 @@ class Loopback:
         ).stdout
 
     def start(self, name: str, *command: str) -> None:
-        """Starts a process, with a log of its own."""
+        """Starts a process with its own log."""
         with (self.folder / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 command,
@@ -207,44 +207,44 @@ class Loopback:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C is for us, and we end it
+                start_new_session=True,  # Ctrl-C must reach only us; we stop the process
             )
 
     def check(self, name: str) -> None:
-        """Raises `EngineError` if a process has ended."""
+        """Raises `EngineError` if a process has stopped."""
         code = self.processes[name].poll()
         if code is not None:
-            raise EngineError(f"{name} ended with code {code}; {self._logs}")
+            raise EngineError(f"{name} exited with code {code}; {self._see_logs}")
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """Ends a process and all that it started."""
+        """Stops a process and all that it started."""
         process = self.processes.pop(name)
-        # Some of them are in sessions of their own, and would outlive it.
+        # Some descendants have their own sessions and would outlive it.
         family = [process.pid, *descendants(process.pid)]
-        # A node ends its SuperNode itself; asked twice, that would not sign off. Others leave
-        # their helpers behind.
+        # A node stops its SuperNode itself, and a SuperNode that is signalled twice does not
+        # sign off. Other processes leave their helpers running.
         alone = name.startswith("node") and how != signal.SIGKILL
         send(how, [process.pid] if alone else family)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END)
-        late = [child for each in family for child in descendants(each)]  # begun meanwhile
+        late = [child for each in family for child in descendants(each)]  # started since
         send(signal.SIGKILL, {*family, *late})
         process.wait()
 
     def close(self) -> None:
-        """Ends all that is left, nodes first."""
+        """Stops all remaining processes, nodes first."""
         for name in reversed(list(self.processes)):
             self.end(name)
 
     @property
-    def _logs(self) -> str:
-        return f"its log is in {self.folder}"
+    def _see_logs(self) -> str:
+        return f"see its log in {self.folder}"
 
     def _environment(self) -> dict[str, str]:
-        beside = os.path.dirname(sys.executable)
+        programs = os.path.dirname(sys.executable)
         return {
             **os.environ,
-            "PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -254,29 +254,29 @@ class Loopback:
 
 
 def descendants(process: int) -> list[int]:
-    """Returns the processes that a process has started, and those that they have."""
+    """Returns the children of a process, their children, and so on."""
     parents = _parents()
     found = [process]
-    for parent in found:  # grows on the way
-        found += [child for child, of in parents.items() if of == parent]
+    for parent in found:  # which grows during the loop
+        found += [child for child, its in parents.items() if its == parent]
     return found[1:]
 
 
 def _parents() -> dict[int, int]:
-    """Returns every process with the one that started it."""
+    """Returns the parent of every process."""
     if not Path("/proc/self/stat").exists():
         table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
         return {int(pid): int(of) for pid, of in map(str.split, table.stdout.splitlines())}
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            # 12 (name, with whatever characters) state parent ...
+        with contextlib.suppress(OSError):  # it has just ended
+            # 12 (name, with any characters) state parent ...
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     return parents
 
 
 def send(how: signal.Signals, processes: Iterable[int]) -> None:
-    """Sends a signal to those processes that are still there."""
+    """Sends a signal to those processes that still exist."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, how)
@@ -286,8 +286,8 @@ def _ended(directory: Path) -> bool:
     return (directory / "model.safetensors").exists()
 
 
-def _last_words(log: str) -> str:
-    """Returns the line of a log that most probably says what went wrong."""
+def _last_error(log: str) -> str:
+    """Returns the line of a log that most likely says what went wrong."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["it left no log"])[-1]
+    return (errors or lines or ["its log is empty"])[-1]

@@ -1,10 +1,10 @@
-"""What a client remembers from round to round, on its own disk.
+"""A client's memory between rounds, on its own disk.
 
     <folder>/<federation>/round_00000012.safetensors
 
-A memory is in force only once the server has said that the upload which goes with it was
-accepted. It says so by naming, with the next task, the round whose memory counts. So the last
-two are kept, and a round that is asked for again begins where it began before.
+A memory is valid only once the server has accepted the upload of its round. The client learns
+this from the next task, which names the round whose memory to continue from. So a client keeps
+two memories, and a repeated round starts where it started before.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from feddm.core import files
 from feddm.core.tensors import Records, from_bytes, to_bytes
 from feddm.errors import EngineError
 
-FEDERATIONS = 10  # of which memories are kept
-_NAME = re.compile("[0-9a-f]{32}")  # of a federation
+FEDERATIONS = 10  # number of federations whose memories are kept
+_NAME = re.compile("[0-9a-f]{32}")  # name of a federation
 
 
 class Memory:
     """The memories of one client in all federations.
 
     Args:
-        folder: Of the node; it is made if need be.
+        folder: Holds the memories; created when the first one is stored.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def recall(self, federation: str, round_: int) -> Records:
-        """Returns what was remembered in a round; round 0 is before all memory."""
+        """Returns the memory of a round; round 0 has none."""
         path = self._path(federation, round_)
         if not round_:
             return {}
@@ -42,18 +42,18 @@ class Memory:
             return from_bytes(path.read_bytes())
         except (OSError, SafetensorError):
             raise EngineError(
-                f"the memory of round {round_} is not on this node any more; "
+                f"the memory of round {round_} is no longer on this node; "
                 "start a new federation"
             ) from None
 
     def keep(self, federation: str, round_: int, memory: Records, before: int) -> None:
-        """Stores what is to be remembered of a round, and forgets what is older than `before`.
+        """Stores the memory of a round and deletes all others except that of `before`.
 
         Args:
-            federation: Its name.
+            federation: Name of the federation.
             round_: The round.
-            memory: What is to be remembered.
-            before: The round whose memory this one began with.
+            memory: Its memory.
+            before: Round whose memory this one started from.
         """
         path = self._path(federation, round_)
         with files.explained(EngineError, self._folder):
@@ -73,7 +73,7 @@ class Memory:
             shutil.rmtree(old)
 
     def _path(self, federation: str, round_: int) -> Path:
-        # It comes from the server, and must not lead anywhere else.
+        # The name comes from the server and must not lead out of the folder.
         if not _NAME.fullmatch(federation):
-            raise EngineError("the name of a federation is 32 hexadecimal digits")
+            raise EngineError(f"federation must be 32 hexadecimal digits, got {federation!r}")
         return self._folder / federation / f"round_{round_:08d}.safetensors"

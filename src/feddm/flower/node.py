@@ -1,8 +1,8 @@
-"""A node: a client on a machine of its own, with its own data, memory, ledger and policy.
+"""A node: a client on its own machine, with its own data, memory, ledger and policy.
 
-The server says what it wants; the node decides. What it is asked is checked against the policy
-of its machine before any example is read, and what it releases under privacy is on its ledger.
-Nothing in here knows of Flower.
+The server asks; the node decides. It checks every job against the policy of its machine before
+it reads any example, and records everything it releases under privacy in its ledger. Nothing
+in this module depends on Flower.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from feddm.privacy.accounting import Unprotected
 from feddm.privacy.ledger import Ledger, ledger_root
 from feddm.privacy.policy import Policy, own_policy
 from feddm.privacy.vault import Vault
-from feddm.runtime.build import build_dataset, build_server, build_shards, check
+from feddm.runtime.build import build_dataset, build_server, build_shards, check_config
 from feddm.runtime.client import Reply, Task, perform
 from feddm.runtime.federation import SiteRecord
-from feddm.runtime.protection import check_policy, vaults_in
+from feddm.runtime.private_setup import check_policy, vaults_in
 
-OWN_DATA = "own"  # what data are called that nobody names
-WAIT = 3600.0  # seconds for another client on this machine to leave the ledger
+OWN_DATA = "own"  # default name of a node's own data
+LEDGER_WAIT = 3600.0  # seconds to wait while another client on this machine uses the ledger
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a node's owner says about it.
+    """How the owner has set up a node.
 
     Args:
-        client: Its number in the federation, from 0.
-        folder: Where it keeps its memory, and the ledger of its own data.
-        dataset: Name of its own data; empty if it has a part of a known data set.
-        data: Its own data, or the folder of the known data sets.
-        clients: Of how many it is one, if it knows.
+        client: Number of this client in the federation, from 0.
+        folder: Holds the node's memory and the ledger of its own data.
+        dataset: Name of its own data; empty if it has a shard of a known data set.
+        data: Path of its own data, or folder of the known data sets.
+        clients: Number of clients in the federation, if known.
     """
 
     client: int
@@ -67,17 +67,16 @@ _KEYS = ("partition-id", "num-partitions", "folder", "dataset", "data")
 
 
 def settings_of(node_config: Mapping[str, object]) -> Settings:
-    """Returns what the node's configuration says; a `ConfigError` says what it may be."""
+    """Returns the settings in a node's configuration, or raises `ConfigError`."""
     unknown = sorted(set(node_config) - set(_KEYS))
     if unknown:
         raise ConfigError(
-            f"unknown key {unknown[0]} in the configuration of the node; known: "
-            f"{', '.join(_KEYS)}"
+            f"unknown key {unknown[0]} in the node's configuration; known: {', '.join(_KEYS)}"
         )
     client = node_config.get("partition-id")
     if not isinstance(client, int) or isinstance(client, bool) or client < 0:
         raise ConfigError(
-            "the configuration of the node lacks partition-id, its number from 0: "
+            "the node's partition-id must be its client number, from 0, as in "
             f"--node-config 'partition-id=0', got {client!r}"
         )
     clients = node_config.get("num-partitions")
@@ -85,23 +84,21 @@ def settings_of(node_config: Mapping[str, object]) -> Settings:
         not isinstance(clients, int) or isinstance(clients, bool) or clients <= client
     ):
         raise ConfigError(
-            "num-partitions of the node must be a whole number above its partition-id, got "
-            f"{clients!r}"
+            "the node's num-partitions must be a whole number above its partition-id "
+            f"{client}, got {clients!r}"
         )
     dataset, data, folder = (
         str(node_config.get(key, "")) for key in ("dataset", "data", "folder")
     )
     if dataset in DATASETS:
         raise ConfigError(
-            f"dataset of the node is for data of its own, and {dataset} is a known set: leave "
-            "it out"
+            "the node's dataset must name its own data, got the known data set "
+            f"{dataset!r}; leave it out"
         )
     if dataset != Path(dataset).name:
-        raise ConfigError(
-            f"dataset of the node must be a name without slashes, got {dataset!r}"
-        )
+        raise ConfigError(f"the node's dataset must be a name without slashes, got {dataset!r}")
     if dataset and not data:
-        raise ConfigError(f"the configuration of the node lacks data, where its {dataset} is")
+        raise ConfigError(f"the node's data must be the path of its {dataset}, got ''")
     if data:
         data = str(Path(data).expanduser().absolute())
     where = Path(folder).expanduser() if folder else _default_folder(client, dataset, data)
@@ -109,10 +106,10 @@ def settings_of(node_config: Mapping[str, object]) -> Settings:
 
 
 def _default_folder(client: int, dataset: str, data: str) -> Path:
-    """Returns the folder of a node if its owner does not name one.
+    """Returns the default folder of a node.
 
-    What was spent of its own data is in there, and must be found again whatever its number in
-    the next federation is.
+    It holds the ledger of the node's own data, so it must not depend on the client's number:
+    that may differ in the next federation.
     """
     name = f"client_{client:06d}"
     if dataset:
@@ -125,12 +122,12 @@ class Job:
     """What a server asks of a node.
 
     Args:
-        federation: Name of the federation, unlike any other.
-        config: What is run.
-        compiled: Whether models are compiled, if this machine can.
+        federation: Unique name of the federation.
+        config: Configuration of the run.
+        compiled: Whether to compile models, if this machine can.
         round: Number of the round.
-        memory: The round whose memory is in force; 0: none.
-        download: What the server sends.
+        memory: Round whose memory to continue from; 0 for none.
+        download: Tensors from the server.
     """
 
     federation: str
@@ -141,81 +138,82 @@ class Job:
     download: Records = field(default_factory=dict)
 
 
-# Reads a node's own examples: uint8 images of (n, channels, height, width), and class numbers.
+# Reads a node's own data: uint8 images of shape (n, channels, height, width), and labels.
 Load = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A client on a machine of its own.
+    """A client on its own machine.
 
     Args:
-        settings: What its owner says about it.
-        load: Reads its own data, if they are neither in a file nor a part of a known set.
+        settings: How the owner has set it up.
+        load: Reads its own data, if they are neither in a file nor from a known data set.
     """
 
     settings: Settings
     load: Load | None = None
 
     def hello(self, job: Job) -> int:
-        """Returns the number of this client if it can take part, and else says why not."""
-        self._agreed(job)
-        self._own(job.config)
+        """Returns the number of this client; raises an error if it cannot take part."""
+        self._accept(job)
+        self._data(job.config)
         return self.settings.client
 
     def work(self, job: Job) -> tuple[Reply, bool]:
-        """Returns the reply to a task, and whether there is something to remember of it."""
-        policy, algorithm, device = self._agreed(job)
+        """Returns the reply to a task, and whether the client has stored memory for it."""
+        policy, algorithm, device = self._accept(job)
         client, memory = self.settings.client, Memory(self.settings.folder / "memory")
-        own = self._own(job.config)
+        data = self._data(job.config)
         task = Task(client, job.round, job.config.seed, job.download)
         remembered = memory.recall(job.federation, job.memory)
-        with self._vault(job, policy, own) as vault:
+        with self._vault(job, policy, data) as vault:
             result, seconds = perform(
-                algorithm, task, own.train, remembered, ignore, device, vault
+                algorithm, task, data.train, remembered, ignore, device, vault
             )
         if result.memory:
             memory.keep(job.federation, job.round, result.memory, before=job.memory)
         return Reply(client, result.upload, result.metrics, seconds), bool(result.memory)
 
-    def judge(self, job: Job) -> SiteRecord:
-        """Returns how well a model does on what this node holds out."""
+    def evaluate(self, job: Job) -> SiteRecord:
+        """Returns how well a model does on the held-out examples of this node."""
         config = job.config
-        if config.privacy.mechanism != "none":
-            raise BudgetError("under privacy, a client does not say how well a model does")
-        policy, algorithm, device = self._agreed(job)
-        # Right and wrong answers are about examples, and nothing hides them.
-        check_policy(config, policy, [Unprotected("accuracy on examples held out")])
-        held_out = self._own(config).held_out
+        if config.privacy is not None:
+            raise BudgetError("under privacy, clients do not evaluate models")
+        policy, algorithm, device = self._accept(job)
+        # Accuracy depends on the examples, and no noise hides them.
+        check_policy(config, policy, [Unprotected("accuracy on held-out examples")])
+        held_out = self._data(config).held_out
         if not len(held_out):
-            raise DataError("this client holds out no examples")
+            raise DataError("this client has no held-out examples to evaluate on")
         params = moved(job.download, device)["params"]
         result = evaluate(algorithm.model, params, held_out.to(device))
         return SiteRecord(
             self.settings.client, result.accuracy, result.balanced_accuracy, result.loss
         )
 
-    def _agreed(self, job: Job) -> tuple[Policy, Algorithm, torch.device]:
-        """Returns what the job needs, unless it is refused."""
+    def _accept(self, job: Job) -> tuple[Policy, Algorithm, torch.device]:
+        """Accepts a job and returns what it needs; raises an error to refuse it."""
         config = job.config
         client, clients = self.settings.client, config.partition.clients
         if self.settings.clients not in (None, clients):
             raise ConfigError(
-                f"this node is one of {self.settings.clients}, and the federation has "
-                f"{clients} clients; give both the same number"
+                f"the node's num-partitions is {self.settings.clients}, but the federation has "
+                f"{clients} clients; both must be the same"
             )
         if client >= clients:
             raise ConfigError(
-                f"this node is client {client}, and the federation has {clients} from 0 to "
+                f"this node is client {client}, but the federation has clients 0 to "
                 f"{clients - 1}"
             )
-        if config.privacy.test_secret:
-            raise BudgetError("a node has no secrets for tests")
-        if config.privacy.guaranteed and not config.privacy.noise_multiplier:
+        privacy = config.privacy
+        if privacy is not None and privacy.test_secret:
+            raise BudgetError("privacy.test_secret must be left out: nodes use real secrets")
+        if privacy is not None and not privacy.noise_multiplier:
             raise ConfigError(
-                "privacy.noise_multiplier is missing: a server works it out from its budget"
+                "privacy.noise_multiplier is missing: the server computes it from its budget"
             )
-        check(config)
+        check_config(config)
         info = described(config.data)
         self._check_data(info, config)
         policy = own_policy(info.name)
@@ -223,52 +221,54 @@ class Node:
         check_policy(config, policy, algorithm.planned)
         return policy, algorithm, device
 
-    def _own(self, config: Config) -> Own:
-        # What `load` returns is its own to keep: each message brings another `load`.
-        read = _own if self.load is None else _own.__wrapped__
+    def _data(self, config: Config) -> NodeData:
+        # Data from `load` are not cached: each message comes with a new `load`.
+        read = _read_data if self.load is None else _read_data.__wrapped__
         return read(self.settings, self.load, config.data, config.partition, config.seed)
 
     @property
     def _name(self) -> str:
-        """What the owner calls its own data; empty if it has a part of a known data set."""
+        """The owner's name for its own data; empty for a shard of a known data set."""
         return self.settings.dataset or (OWN_DATA if self.load is not None else "")
 
     def _check_data(self, info: DatasetInfo, config: Config) -> None:
-        """Raises `ConfigError` unless the server means the data that this node has.
+        """Raises `ConfigError` unless the server asks for the data that this node has.
 
-        The owner names the data, because limits of the policy may be for one data set alone,
-        and because there is a ledger for each name.
+        The owner names the data, because policies can set limits per data set and each name
+        has its own ledger.
         """
         wanted = info.name if config.data.own.classes else ""
         if wanted != self._name:
-            has = self._name or "a part of a known data set"
-            raise ConfigError(f"this node has {has}, and the server asks for {info.name}")
+            has = self._name or "a shard of a known data set"
+            raise ConfigError(f"this node has {has}, but the server asks for {info.name}")
 
     @contextlib.contextmanager
-    def _vault(self, job: Job, policy: Policy, own: Own) -> Iterator[Vault | None]:
-        """Yields what this client keeps about its privacy, while nobody else spends of it."""
+    def _vault(self, job: Job, policy: Policy, data: NodeData) -> Iterator[Vault | None]:
+        """Yields this client's vault with its ledger locked; ``None`` without privacy."""
         config = job.config
-        if config.privacy.mechanism == "none":
+        if config.privacy is None:
             yield None
             return
         root = self.settings.folder / "ledger" if self._name else ledger_root()
-        ledger = Ledger(root.absolute() / own.dataset.info.name)
-        # Its own data are the same whatever its number is, and what they cost adds up.
+        ledger = Ledger(root.absolute() / data.dataset.info.name)
+        # A node's own data are the same under any client number, so their costs add up.
         client = 0 if self._name else self.settings.client
-        with ledger.locked(WAIT):
-            vaults = vaults_in(ledger, config, own.dataset, own.shards, job.federation, policy)
+        with ledger.locked(LEDGER_WAIT):
+            vaults = vaults_in(
+                ledger, config, data.dataset, data.shards, job.federation, policy
+            )
             yield vaults.of(client)
 
 
 @dataclass(frozen=True)
-class Own:
-    """The examples of a node, and the whole of which they are its part.
+class NodeData:
+    """The examples of a node, and the data set they come from.
 
     Args:
-        dataset: The whole: its own data, or a known data set.
-        shards: Which examples of it each client has.
-        train: What this client learns from.
-        held_out: What it judges by.
+        dataset: The node's own data, or a known data set.
+        shards: Indices of each client's examples.
+        train: Examples that this client trains on.
+        held_out: Examples that it evaluates on.
     """
 
     dataset: Dataset
@@ -277,33 +277,33 @@ class Own:
     held_out: Examples
 
 
-@functools.lru_cache(maxsize=4)  # a simulation has several nodes in one process
-def _own(
+@functools.lru_cache(maxsize=4)  # a simulation runs several nodes in one process
+def _read_data(
     settings: Settings,
     load: Load | None,
     data: DataConfig,
     partition: PartitionConfig,
     seed: int,
-) -> Own:
-    """Returns the examples of a node; the last that were read are kept."""
+) -> NodeData:
+    """Returns the examples of a node; the most recent are cached."""
     info = described(data)
     if settings.dataset or load is not None:
         examples = _loaded(load, info) if load else read_own(Path(settings.data), info)
-        # The split is its own: nobody else has any of these.
+        # A split with one client: no other has any of these examples.
         dataset, mine = Dataset(info, examples, examples.subset(torch.tensor([]).long())), 0
         shards = [np.arange(len(examples))]
     else:
         dataset = build_dataset(data.model_copy(update={"dir": settings.data}))
         shards, mine = build_shards(partition, dataset, seed), settings.client
     shard = shards[mine]
-    # The same in every round, so that nobody learns from what it is judged by.
+    # The same in every round, so that no client trains on its held-out examples.
     chosen = numpy_generator(seed, "holdout").permutation(len(shard))
     held_out = np.isin(np.arange(len(shard)), chosen[: round(len(shard) * data.holdout)])
     if data.holdout and held_out.all():
         raise DataError(
-            f"data.holdout = {data.holdout:g} of {len(shard)} examples leaves nothing to learn"
+            f"data.holdout = {data.holdout:g} leaves none of {len(shard)} examples to train on"
         )
-    return Own(
+    return NodeData(
         dataset,
         shards,
         train=dataset.train.subset(torch.from_numpy(shard[~held_out])),
@@ -318,20 +318,23 @@ def _loaded(load: Load, info: DatasetInfo) -> Examples:
             f"images must be uint8 of shape {info.shape}, got {x.dtype} {tuple(x.shape[1:])}"
         )
     if not len(x):
-        raise DataError("there are no images")
+        raise DataError("images must not be empty, got 0 images")
     if y.shape != x.shape[:1] or y.is_floating_point():
-        raise DataError(f"there must be one class number for each of {len(x)} images")
+        raise DataError(
+            f"labels must be {len(x)} whole numbers, one per image, got {y.dtype} "
+            f"{tuple(y.shape)}"
+        )
     most = len(info.classes) - 1
     if not 0 <= int(y.min()) <= int(y.max()) <= most:
         raise DataError(
-            f"class numbers must be from 0 to {most}, got {int(y.min())} to {int(y.max())}"
+            f"labels must be from 0 to {most}, got {int(y.min())} to {int(y.max())}"
         )
     return Examples(x, y.long(), Normalization(info.mean, info.std))
 
 
 @functools.lru_cache(maxsize=1)
 def _algorithm(config: Config, compiled: bool) -> tuple[Algorithm, torch.device]:
-    """Returns what the configuration describes; the last is kept, for it may be compiled."""
+    """Returns the algorithm and its device; the last is cached because it may be compiled."""
     compile_ = "on" if compiled else "off"
     runtime = config.runtime.model_copy(update={"compile": compile_})
     config = config.model_copy(update={"runtime": runtime})

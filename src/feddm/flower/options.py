@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddm.config.schema import OPTIONS, Config, load_toml, parse_settings, resolve, toml_value
+from feddm.config.resolve import OPTIONS, load_toml, parse_settings, resolve, toml_value
+from feddm.config.schema import Config
 from feddm.errors import ConfigError
 from feddm.flower.engine import Patience
 

@@ -1,13 +1,13 @@
-"""A node that runs the installed app, and nothing that a server sends.
+"""A node that only runs the installed app, never code that a server sends.
 
-Flower ships the client app from the server to the nodes, so that a server could send another
-program and void every guarantee. Here the SuperNode starts no app: it hands messages to this
-process, which answers them with the app that is installed beside it. The bundle of the server
-is neither unpacked nor imported; one that is not FedDM's own is refused.
+Flower ships the client app from the server to the nodes, so a server could send another program
+and void every guarantee. Here the SuperNode starts no app. It hands messages to this process,
+which answers them with the app installed on this machine. The server's bundle is never unpacked
+or imported; a run of any app other than FedDM's is refused.
 
-The app stays in memory from message to message, which saves the seconds that torch takes to
-import. The calls below are those of Flower's own ``flwr-clientapp``; they are not a public
-interface, which is one reason why the version of Flower is pinned.
+The app stays in memory between messages, which saves the seconds that importing torch takes.
+The calls below are those of Flower's own ``flwr-clientapp``. They are not a public interface,
+which is one reason why the version of Flower is pinned.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from feddm.errors import EngineError
 from feddm.flower import wire
 from feddm.privacy.ledger import now
 
-APP = "feddm/feddm-app"  # the only one that is answered
-POLL = 0.2  # seconds between two looks
-PAUSE = 10.0  # seconds before a SuperNode is started again
-PATIENCE = 300.0  # seconds for which that is tried in vain
-RETRY = 60.0  # seconds for which a lost connection to the SuperNode is tried again
+APP = "feddm/feddm-app"  # the only app that a node runs
+POLL = 0.2  # seconds between two polls
+PAUSE = 10.0  # seconds before restarting a SuperNode
+PATIENCE = 300.0  # seconds without success before giving up
+RETRY = 60.0  # seconds for which to retry a lost connection to the SuperNode
 
 Log = Callable[[str], None]
 
@@ -65,13 +65,13 @@ _busy = threading.Lock()
 
 @dataclass(frozen=True)
 class Link:
-    """The way to the SuperLink.
+    """How a node connects to the SuperLink.
 
     Args:
-        superlink: Its address.
-        certificates: Of the authority that vouches for it; ``None`` asks the system's.
-        key: The node's private key, by which the SuperLink knows it.
-        insecure: No encryption, and then no key.
+        superlink: Address of the SuperLink.
+        certificates: Root certificates to verify it with; ``None`` uses the system's.
+        key: Private key that identifies the node to the SuperLink.
+        insecure: Connect without encryption and without a key.
     """
 
     superlink: str
@@ -81,7 +81,7 @@ class Link:
 
     @property
     def options(self) -> list[str]:
-        """As the SuperNode takes them."""
+        """The command-line options for the SuperNode."""
         options = ["--superlink", self.superlink]
         if self.insecure:
             return [*options, "--insecure"]
@@ -93,44 +93,44 @@ class Link:
 
 
 def serve(link: Link, node_config: Mapping[str, str | int], folder: Path, log: Log) -> None:
-    """Answers messages until somebody ends it; raises `EngineError` if nobody lets it in.
+    """Answers messages until it is interrupted; raises `EngineError` if it cannot connect.
 
-    A SuperNode that ends is started again for a while: a SuperLink takes some time to notice
-    that a node is gone, and does not let the same one in twice.
+    A SuperNode that stops is restarted for a while: a SuperLink takes some time to notice that
+    a node is gone, and refuses a second connection of the same node until then.
 
     Args:
-        link: The way to the SuperLink.
-        node_config: What the node's owner says about it.
-        folder: Of the node.
-        log: Is told what people may want to know.
+        link: How to connect to the SuperLink.
+        node_config: Flower configuration of the node.
+        folder: Folder of the node.
+        log: Receives messages for the user.
     """
-    from feddm.flower.client_app import app  # here, because torch takes long to import
+    from feddm.flower.client_app import app  # not at the top: importing torch is slow
 
-    log(f"looking for {link.superlink}; {folder / 'supernode.log'} says more")
+    log(f"connecting to {link.superlink}; see {folder / 'supernode.log'} for details")
     last_good = time.monotonic()
     while True:
         with _supernode(link, node_config, folder) as node:
-            if _is_in(node):
+            if _is_connected(node):
                 log("the node is ready")
                 _answer_all(node, app, log)
                 last_good = time.monotonic()
         reason = _last_reason(node.log)
         if time.monotonic() - last_good > PATIENCE:
-            raise EngineError(f"the SuperNode ended: {reason} ({node.log} says more)")
-        log(f"the SuperNode ended: {reason}; it is started again in {PAUSE:g} s")
+            raise EngineError(f"the SuperNode stopped: {reason}; see {node.log} for details")
+        log(f"the SuperNode stopped: {reason}; restarting it in {PAUSE:g} s")
         time.sleep(PAUSE)
 
 
 @dataclass(frozen=True)
 class _SuperNode:
-    """A SuperNode that runs.
+    """A running SuperNode.
 
     Args:
-        process: It.
-        address: Where it hands messages out.
-        secret: What it takes to get them.
-        log: What it says.
-        begin: Where that begins in the file.
+        process: Its process.
+        address: Where it hands out messages.
+        secret: Secret needed to get them.
+        log: Its log file.
+        begin: Offset in the log at which this process began.
     """
 
     process: subprocess.Popen[bytes]
@@ -141,7 +141,7 @@ class _SuperNode:
 
 
 def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
-    """Answers messages until the SuperNode ends."""
+    """Answers messages until the SuperNode stops."""
     auth = SuperExecAuthHttpInterceptor(
         master_secret=node.secret,
         protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}),
@@ -150,20 +150,20 @@ def _answer_all(node: _SuperNode, app: ClientApp, log: Log) -> None:
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     while node.process.poll() is None:
         token = ""
-        with contextlib.suppress(httpx.HTTPError):  # it may be about to end
+        with contextlib.suppress(httpx.HTTPError):  # it may be about to stop
             token = client.AcquireTask(wanted).token
         if not token:
             time.sleep(POLL)
             continue
-        # A thread of its own: a message of a server that died may never arrive in whole, and
-        # must not keep others waiting.
-        answer = functools.partial(answered, node.address, token, app, log)
-        threading.Thread(target=answer, daemon=True).start()
+        # In its own thread: a message from a server that died may never arrive completely, and
+        # must not hold up the others.
+        task = functools.partial(_answer, node.address, token, app, log)
+        threading.Thread(target=task, daemon=True).start()
     client.close()
 
 
-def described(reply: Message) -> str:
-    """Returns what leaves with a reply, as the log of private uploads has it."""
+def reply_summary(reply: Message) -> str:
+    """Returns the size and hash of a reply's tensors, as in the log of private uploads."""
     if reply.has_error():
         return "an error"
     upload = wire.from_arrays(reply.content)
@@ -173,8 +173,8 @@ def described(reply: Message) -> str:
     return f"{num_bytes(upload):,} bytes of tensors, sha256 {digest[:16]}"
 
 
-def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
-    """Answers one message of the SuperNode with the app, if it is meant for it."""
+def _answer(address: str, token: str, app: ClientApp, log: Log) -> None:
+    """Answers one message from the SuperNode, or refuses it if it is for another app."""
     client = _client(
         address,
         RuntimeTokenHttpInterceptor(token),
@@ -189,22 +189,22 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
     heart.start()
     try:
         message, context, run, _ = pull_task_input(client)
-        log(f"{message.metadata.message_type} begun")
+        kind = message.metadata.message_type
+        log(f"{kind} started")
         if run.fab_id == APP:
-            # One at a time, also if one began under a SuperNode that is gone: the number of
-            # torch's threads, on which bits depend, is that of the whole process.
+            # One at a time, even if the first came from a SuperNode that has stopped: results
+            # depend on torch's number of threads, which is per process.
             with _busy:
                 reply = app(message=message, context=context)
         else:
-            log(f"refused: the server sent {run.fab_id!r}")
-            reason = f"this node runs {APP} alone, as it is installed here"
+            log(f"refused to run the app {run.fab_id!r}")
+            reason = f"this node only runs {APP}, as installed here"
             reply = Message(wire.to_error(reason), reply_to=message)
-        kind = message.metadata.message_type
-        log(f"{now()} {kind} is answered with {described(reply)}")
+        log(f"{now()} answering {kind} with {reply_summary(reply)}")
         push_message(client, reply, context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
-    except Exception as error:  # whatever it is, the next message must find somebody
-        log(f"a message could not be answered: {type(error).__name__}: {error}")
+    except Exception as error:  # whatever it is, the node must go on answering
+        log(f"could not answer a message: {type(error).__name__}: {error}")
     finally:
         if heart.is_running:
             heart.stop()
@@ -212,14 +212,14 @@ def answered(address: str, token: str, app: ClientApp, log: Log) -> None:
 
 
 def _beat(client: RuntimeHttpClient) -> bool:
-    """Says that the work goes on. Flower's own would end the process if nobody cares."""
+    """Sends a heartbeat. Unlike Flower's own, it does not end the process if that fails."""
     with contextlib.suppress(httpx.HTTPError):
         client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
     return True
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody uses at the moment."""
+    """Returns a port on this machine that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -230,7 +230,7 @@ def _client(
 ) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
         server_address=address,
-        insecure=True,  # of this machine
+        insecure=True,  # it stays on this machine
         root_certificates=None,
         interceptors=[
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
@@ -244,7 +244,7 @@ def _client(
 def _supernode(
     link: Link, node_config: Mapping[str, str | int], folder: Path
 ) -> Iterator[_SuperNode]:
-    """Starts Flower's SuperNode, which starts no app, and ends it afterwards."""
+    """Runs Flower's SuperNode, which itself starts no app, for the ``with`` block."""
     secret, port = secrets.token_bytes(32), str(free_port())
     with files.explained(EngineError, folder):
         files.make_private(folder)
@@ -275,24 +275,24 @@ def _supernode(
         shared.unlink(missing_ok=True)
 
 
-def _is_in(node: _SuperNode) -> bool:
-    """Waits until the SuperLink has let the SuperNode in, or it has ended."""
+def _is_connected(node: _SuperNode) -> bool:
+    """Waits until the SuperNode has connected; False if it has stopped."""
     while node.process.poll() is None:
         with node.log.open("rb") as file:
             file.seek(node.begin)
-            if b"SuperNode ID" in file.read():  # which it gets when it is let in
+            if b"SuperNode ID" in file.read():  # logged once the SuperLink has accepted it
                 return True
         time.sleep(POLL)
     return False
 
 
 def _last_reason(log: Path) -> str:
-    """Returns what the SuperNode said last of what went wrong."""
+    """Returns the last error in the SuperNode's log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons = [line for line in lines if line.startswith("[code") or "Failed" in line]
-    return (reasons or ["without a word"])[-1].strip()
+    return (reasons or ["no reason given"])[-1].strip()
 
 
 def command_of(name: str) -> str:
-    """Returns the path of a program that is installed beside this Python."""
+    """Returns the path of a program installed in the environment of this Python."""
     return str(Path(sys.executable).parent / name)

@@ -1,4 +1,4 @@
-"""The server app of Flower: our round loop, over Flower's grid."""
+"""The Flower server app: our round loop over Flower's grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs a federation, or goes on with an earlier one."""
+    """Runs a federation, or resumes an earlier one."""
     options = options_of(context.run_config, len(list(grid.get_node_ids())))
     observer = Log()
     nodes = on_nodes(grid, observer.notice, options.patience, options.retries)
@@ -31,18 +31,18 @@ def main(grid: Grid, context: Context) -> None:
         assert options.directory is not None
         result = resume(options.directory, observer=observer, opened=nodes)
     else:
-        out = options.directory or next_free(runs(), options.config.algorithm)
+        out = options.directory or next_free(runs(), options.config.algorithm.name)
         result = execute(options.config, out, observer, nodes)
-    observer.notice(f"everything is in {result.directory}")
+    observer.notice(f"results are in {result.directory}")
 
 
 def runs() -> Path:
-    """Returns where runs are that nobody named."""
+    """Returns the default folder for run directories."""
     return user_data_path("feddm", appauthor=False) / "runs"
 
 
 class Log(Observer):
-    """Tells Flower's log how a run goes."""
+    """Writes the progress of a run to Flower's log."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger("flwr")
@@ -52,7 +52,7 @@ class Log(Observer):
         del setup
         self._rounds = config.rounds
         self._say(
-            f"{config.algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.algorithm.name} on {config.data.name}, preset {config.preset}, seed "
             f"{config.seed}: {config.partition.clients} clients, {config.rounds} rounds, "
             f"{len(records)} of them done"
         )
@@ -63,7 +63,7 @@ class Log(Observer):
             f"{len(record.clients)} clients sent {size_text(record.bytes_up)}"
         )
         for dropout in record.dropouts:
-            self._say(f"client {dropout.client} brought nothing: {dropout.reason}")
+            self._say(f"client {dropout.client} dropped out: {dropout.reason}")
 
     def notice(self, text: str) -> None:
         self._say(text)

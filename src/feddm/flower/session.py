@@ -1,4 +1,4 @@
-"""Runs whose clients are Flower's nodes."""
+"""Sessions with clients on Flower nodes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from feddm.data.catalog import described
 from feddm.data.own import read_own
 from feddm.errors import ConfigError
 from feddm.flower.engine import PATIENT, Notice, OnFlower, Patience
-from feddm.runtime.build import Setup, build_dataset, build_server, check
+from feddm.runtime.build import Setup, build_dataset, build_server, check_config
 from feddm.runtime.federation import Evaluator, RoundEvaluation, RoundRecord, evaluator_on
-from feddm.runtime.protection import with_noise
+from feddm.runtime.private_setup import with_noise
 from feddm.runtime.session import ON_NODES, OpenSession, Session
 
 
 def on_nodes(
     grid: Grid, notice: Notice, patience: Patience = PATIENT, retries: int = 1
 ) -> OpenSession:
-    """Returns what opens sessions with clients on Flower's nodes.
+    """Returns a function that opens sessions with clients on Flower nodes.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -40,7 +40,7 @@ def on_nodes(
         del before
         setup = server_of(config)
         engine = OnFlower(grid, run, setup.config, setup.compiled, {}, patience, notice)
-        private = setup.config.privacy.mechanism != "none"
+        private = setup.config.privacy is not None
         yield Session(
             setup,
             engine,
@@ -49,7 +49,7 @@ def on_nodes(
             lambda: {"data": ON_NODES},
             lambda records: reported_epsilon(records) if private else None,
             retries=retries,
-        )  # nodes check for themselves, and belong to others: they are not closed
+        )  # nothing to check or close: nodes check for themselves and belong to others
 
     return opened
 
@@ -68,15 +68,15 @@ def reported_epsilon(records: Sequence[RoundRecord]) -> float:
 def _evaluator(setup: Setup, engine: OnFlower) -> Evaluator:
     if setup.test is not None:
         return evaluator_on(setup.algorithm, setup.test, setup.device)
-    return engine.evaluate if setup.config.data.holdout else _unevaluated
+    return engine.evaluate if setup.config.data.holdout else unevaluated
 
 
 def server_of(config: Config) -> Setup:
     """Returns the server of a run on nodes, after checking what can be checked there."""
-    check(config)
-    if config.privacy.test_secret:
+    check_config(config)
+    if config.privacy is not None and config.privacy.test_secret:
         raise ConfigError("privacy.test_secret must be left out: nodes have their own secrets")
-    # What nodes have spent before is theirs to know; one that cannot afford this says so.
+    # Only the nodes know what they have spent before; one that cannot afford this refuses.
     config = with_noise(config, [])
     return build_server(config, described(config.data), test_set(config))
 
@@ -93,7 +93,7 @@ def test_set(config: Config) -> Examples | None:
     return build_dataset(config.data).test
 
 
-def _unevaluated(params: Tensors, number: int) -> RoundEvaluation:
-    """Nodes without held-out examples cannot evaluate, and under privacy they never do."""
+def unevaluated(params: Tensors, number: int) -> RoundEvaluation:
+    """Returns NaN: nodes cannot evaluate without held-out examples or under privacy."""
     del params, number
     return RoundEvaluation(math.nan, math.nan)

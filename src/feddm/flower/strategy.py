@@ -15,7 +15,6 @@ algorithms work as well: ``FedDM(..., algorithm="scaffold")``.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -24,19 +23,20 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from feddm.config.schema import resolve
+from feddm.config.resolve import resolve
 from feddm.core.examples import Normalization
-from feddm.core.tensors import Records, Tensors
+from feddm.core.tensors import Records
 from feddm.data.catalog import described
 from feddm.errors import EngineError
 from feddm.flower import wire
 from feddm.flower.engine import OnFlower, Patience
 from feddm.flower.node import OWN_DATA
 from feddm.flower.server_app import Log
-from feddm.runtime.build import build_model, build_server, check
-from feddm.runtime.federation import RoundEvaluation, RoundPlan, SiteRecord, run, start
+from feddm.flower.session import unevaluated
+from feddm.runtime.build import build_model, build_server, check_config
+from feddm.runtime.federation import RoundPlan, SiteRecord, run, start
 from feddm.runtime.model_file import TrainedModel
-from feddm.runtime.protection import with_noise
+from feddm.runtime.private_setup import with_noise
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -70,7 +70,7 @@ class FedDM(Strategy):
             options={**named, "clients": clients, **options},
             settings={"min_clients": 1, **(own if classes else {}), **(settings or {})},
         )
-        check(config)
+        check_config(config)
         config = with_noise(config, [])
         self._setup = build_server(config, described(config.data), None)
         self._name = uuid.uuid4().hex
@@ -79,7 +79,7 @@ class FedDM(Strategy):
 
     @property
     def initial_arrays(self) -> ArrayRecord:
-        """The parameters of the model, as `start` takes them."""
+        """The parameters of the model, in the form `start` takes."""
         return wire.to_arrays({"params": self._federation.state["params"]})["params"]
 
     @property
@@ -129,10 +129,10 @@ class FedDM(Strategy):
             Patience(reply=timeout),
             log.notice,
         )
-        judge = clients.evaluate if config.data.holdout else _unknown
+        evaluator = clients.evaluate if config.data.holdout else unevaluated
         log.started(config.model_copy(update={"rounds": plan.rounds}), self._setup, [])
         for federation, record in run(
-            self._setup.algorithm, clients, self._federation, judge, plan, _silent
+            self._setup.algorithm, clients, self._federation, evaluator, plan, _silent
         ):
             self._federation, self._memories = federation, clients.memories
             number = record.round - first
@@ -147,18 +147,18 @@ class FedDM(Strategy):
         return result
 
     def summary(self) -> None:
-        """Logs what is run."""
+        """Logs the configuration of the run."""
         Log().started(self._setup.config, self._setup, [])
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
-        """Flower's steps of a round do not exist alone: `start` runs whole rounds."""
-        raise EngineError("FedDM runs whole rounds; call start")
+        """Raises `EngineError`: `start` runs whole rounds, and Flower's steps don't exist."""
+        raise EngineError("FedDM only runs whole rounds; call start")
 
     aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
 
 def _evaluate(how: Evaluate | None, number: int, arrays: ArrayRecord, result: Result) -> None:
-    """Adds what the project's own evaluation says about the model."""
+    """Adds the metrics of the project's own evaluation."""
     metrics = how(number, arrays) if how is not None else None
     if metrics is not None:
         result.evaluate_metrics_serverapp[number] = metrics
@@ -174,12 +174,6 @@ def _metrics(sites: Sequence[SiteRecord]) -> MetricRecord:
             "balanced_accuracy": sum(site.balanced_accuracy for site in sites) / len(sites),
         }
     )
-
-
-def _unknown(params: Tensors, number: int) -> RoundEvaluation:
-    """Without held-out examples nobody can say how good the model is."""
-    del params, number
-    return RoundEvaluation(math.nan, math.nan)
 
 
 def _silent(stage: str, fraction: float) -> None:

@@ -30,7 +30,8 @@ from flwr.app import (
     RecordDict,
 )
 
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.tensors import Records
 from feddm.errors import ConfigError, EngineError, UploadError
 from feddm.flower.node import Job
@@ -141,7 +142,7 @@ def _for_nodes(config: Config) -> Config:
     data = config.data.model_copy(
         update={"dir": "", "own": config.data.own.model_copy(update={"test": ""})}
     )
-    privacy = config.privacy.model_copy(update={"ledger": ""})
+    privacy = config.privacy and config.privacy.model_copy(update={"ledger": ""})
     return config.model_copy(update={"data": data, "privacy": privacy})
 
 

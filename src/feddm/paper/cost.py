@@ -1,4 +1,4 @@
-"""Table 3: what all clients upload in a round, counted from the partitions and the model."""
+"""Table 3: the upload of all clients in a round, counted from the partition and the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 from typing import Any, NamedTuple
 
 from feddm.analysis.costs import MessageSize, baseline_sizes, feddm_size
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.paper import published
 from feddm.paper.experiments import TITLES
 from feddm.paper.scales import Scale
@@ -14,19 +15,19 @@ from feddm.runtime.build import build_dataset
 
 
 class Count(NamedTuple):
-    """A row: of which data and split, and who sends how much."""
+    """One row: the data set and partition, and the size of the upload."""
 
     setting: str
     size: MessageSize
 
 
 def counts(scale: Scale, splits: int, **options: Any) -> list[Count]:
-    """Returns the rows of the table, and what the text around it says.
+    """Returns the rows of the table, and of the numbers in the text around it.
 
     Args:
-        scale: On which data.
-        splits: By how many seeds.
-        options: Of the command line, as the folder of the data.
+        scale: Scale, which chooses the data.
+        splits: Number of partitions (seeds) to average over.
+        options: Command-line options, such as the data directory.
     """
     data = functools.cache(build_dataset)
 
@@ -54,7 +55,7 @@ def counts(scale: Scale, splits: int, **options: Any) -> list[Count]:
         rows += baselines(dataset, published.BASELINE_MESSAGES[dataset])
     images, weights = published.FIFTY_CLIENTS_MESSAGES
     fifty = {"partition__clients": 50}
-    rows.append(count("cifar10", images, 0.5, **fifty, synthesis__images_per_class=3))
+    rows.append(count("cifar10", images, 0.5, **fifty, images_per_class=3))
     rows += baselines("cifar10", weights, ", Dir50(0.5)", **fifty)[:1]
     resnet = baselines(
         "cifar10", published.RESNET_MESSAGE, ", ResNet-18", model__name="resnet18"

@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from feddm.analysis.studies import Cell
 from feddm.config.schema import Config, ModelConfig, PartitionConfig
+from feddm.core.flops import forward_flops
+from feddm.core.models import Model
 from feddm.core.seeding import numpy_generator
 from feddm.data.catalog import describe
 from feddm.data.partition import class_table, dirichlet
 from feddm.paper.experiments import EXPERIMENTS, Experiment
 from feddm.paper.scales import SCALES, TWO_CORES, Machine, Scale, cells, usual_seeds
-from feddm.runtime.build import build_model
-from feddm.runtime.workload import forward_flops, passes
+from feddm.runtime.build import build_model, work_of
 
 LARGE = 50e6  # operations of an image's forward pass from which on a model is large
 BEGINNING = 1.0  # seconds of a run before its first round
@@ -27,27 +28,32 @@ PER_EXAMPLE = 2.0  # how much longer gradients take that are clipped one by one
 def seconds(runs: Sequence[Cell], machine: Machine) -> float:
     """Returns about how long runs take on a machine; those with privacy use its processor."""
     return sum(
-        _seconds(cell.config, TWO_CORES if cell.config.privacy.mechanism != "none" else machine)
+        _seconds(cell.config, TWO_CORES if cell.config.privacy is not None else machine)
         for cell in runs
     )
 
 
 def _seconds(config: Config, machine: Machine) -> float:
-    flops = _forward_flops(config.model, config.data.name)
+    model = _model(config.model, config.data.name)
+    flops = _flops(config.model, config.data.name)
     speed = machine.large_flops if flops > LARGE else machine.flops
-    work = passes(config, _table(config.partition, config.data.name))
+    work = work_of(config, model, _table(config.partition, config.data.name))
     clients = work.clients.weight / machine.workers
-    if config.privacy.mechanism == "gradients":
+    if config.mechanism == "gradients":
         clients *= PER_EXAMPLE
     evaluated = describe(config.data.name).num_test
     images = clients + work.server.weight + evaluated
     return BEGINNING + config.rounds * images * flops / speed
 
 
-@functools.cache
-def _forward_flops(model: ModelConfig, dataset: str) -> int:
+def _model(config: ModelConfig, dataset: str) -> Model:
     info = describe(dataset)
-    return forward_flops(build_model(model, info.shape, len(info.classes)))
+    return build_model(config, info.shape, len(info.classes))
+
+
+@functools.cache
+def _flops(config: ModelConfig, dataset: str) -> int:
+    return forward_flops(_model(config, dataset))
 
 
 @functools.cache

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feddm.config.schema import PrivacyConfig
 from feddm.errors import ConfigError
 from feddm.paper.published import ACCURACIES, IPC, REAL, RHO, Reported
 from feddm.runtime.wording import nominal_epsilon
@@ -36,7 +35,7 @@ NO_NUMBERS = "The paper shows this as curves only: where it has no number, there
 
 
 @dataclass(frozen=True)
-class Run:
+class PaperRun:
     """A row of a table, or a curve.
 
     Args:
@@ -71,7 +70,7 @@ class Experiment:
     name: str
     shows: str
     place: str
-    runs: tuple[Run, ...] = ()
+    runs: tuple[PaperRun, ...] = ()
     kind: Literal["curves", "images", "cost", "surrogate"] = "curves"
     notes: tuple[str, ...] = ()
 
@@ -87,7 +86,7 @@ def _run(
     panel: str = "",
     paper: Reported | None = None,
     **settings: Any,
-) -> Run:
+) -> PaperRun:
     """Returns a run; by default it is of the paper's default setting, CIFAR10 and Dir10(0.5).
 
     Args:
@@ -104,7 +103,7 @@ def _run(
     keys = {key.replace("__", "."): value for key, value in settings.items()}
     if paper is None and clients == 10 and not change:
         paper = ACCURACIES.get((dataset, alpha, algorithm))
-    return Run(
+    return PaperRun(
         "-".join(filter(None, [dataset, f"dir{clients}", f"{alpha:g}", algorithm, change])),
         panel or f"{TITLES[dataset]}, Dir{clients}({alpha:g})",
         title or TITLES[algorithm],
@@ -119,7 +118,9 @@ def _run(
     )
 
 
-def _methods(*datasets: str, alpha: float, clients: int = 10, **settings: Any) -> list[Run]:
+def _methods(
+    *datasets: str, alpha: float, clients: int = 10, **settings: Any
+) -> list[PaperRun]:
     """Returns FedDM and the four baselines on each data set."""
     return [
         _run(algorithm, dataset, alpha, clients, **settings)
@@ -128,7 +129,7 @@ def _methods(*datasets: str, alpha: float, clients: int = 10, **settings: Any) -
     ]
 
 
-def _noisy(sigma: int) -> Iterator[Run]:
+def _noisy(sigma: int) -> Iterator[PaperRun]:
     """Yields what is compared at a level of noise, as the paper has it and as it should be."""
     panel = f"CIFAR10, sigma {sigma}"
     noise: dict[str, Any] = {"privacy__noise_multiplier": float(sigma), "privacy__clip": 5.0}
@@ -152,7 +153,7 @@ def _noisy(sigma: int) -> Iterator[Run]:
         privacy__mechanism="paper",
         **noise,
     )
-    epsilon = round(nominal_epsilon(PrivacyConfig(noise_multiplier=sigma)), 2)
+    epsilon = round(nominal_epsilon(sigma), 2)
     yield _run(
         "feddm",
         change=f"epsilon{epsilon:g}",
@@ -164,7 +165,7 @@ def _noisy(sigma: int) -> Iterator[Run]:
     )
 
 
-def _images(sigma: int) -> Run:
+def _images(sigma: int) -> PaperRun:
     return _run(
         "feddm",
         change=f"sigma{sigma}",
@@ -175,7 +176,9 @@ def _images(sigma: int) -> Run:
     )
 
 
-def _curves(name: str, place: str, runs: list[Run], notes: tuple[str, ...] = ()) -> Experiment:
+def _curves(
+    name: str, place: str, runs: list[PaperRun], notes: tuple[str, ...] = ()
+) -> Experiment:
     data = ", ".join(dict.fromkeys(TITLES[run.settings["data.name"]] for run in runs))
     split = runs[0].panel.rpartition(", ")[2]
     shows = f"accuracy by round and by message size, {split}: {data}"
@@ -201,7 +204,7 @@ _LIST = (
     _curves(
         "curves-dir50-0.5",
         "Figure 9, Appendix D.1",
-        _methods("cifar10", alpha=0.5, clients=50, synthesis__images_per_class=3),
+        _methods("cifar10", alpha=0.5, clients=50, images_per_class=3),
         (_THREE_IPC,),
     ),
     Experiment(
@@ -252,7 +255,7 @@ _LIST = (
                 "feddm",
                 change=f"ipc{ipc}",
                 title=f"ipc {ipc}",
-                synthesis__images_per_class=ipc,
+                images_per_class=ipc,
                 paper=paper,
             )
             for ipc, paper in IPC.items()

@@ -1,11 +1,11 @@
-"""Making a table or figure of the paper: what is run, and what is left behind.
+"""Makes a table or figure of the paper: runs the experiment and writes the files.
 
     paper.md, .csv, .json     the table, with command, versions, and what was scaled down
-    curves.png, .pdf, .csv    accuracy by round and by message size, and the points of it
+    curves.png, .pdf, .csv    accuracy by round and by message size, and the data points
     surrogate.png, .pdf, .csv the same for the 1-D example
-    images-*.png              synthetic images, a file for each level of noise
+    images-*.png              synthetic images, one file per noise level
 
-What is trained is a study as well, with its cells, study.json and table.
+An experiment that trains is also a study, with cells, study.json and table.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from feddm.runtime.results import finite
 
 @dataclass(frozen=True)
 class Plan:
-    """Which experiment is made how, and by which command.
+    """What to make, and how.
 
     Args:
-        experiment: What is made.
-        scale: How large.
-        seeds: How many.
-        command: As it was typed.
-        tuned: Settings of a user, by algorithm.
+        experiment: Experiment of the paper.
+        scale: Scale to run it at.
+        seeds: Number of seeds.
+        command: Command as typed.
+        tuned: The user's settings, by algorithm.
     """
 
     experiment: Experiment
@@ -56,14 +56,14 @@ class Plan:
 
     @property
     def stand_in(self) -> str:
-        """The data set that is used instead of the paper's, if it is another."""
+        """Name of the data set that replaces the paper's, or an empty text."""
         return str(self.scale.settings.get("data.name", ""))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know whatever comes out."""
+        """What a reader must know, whatever the results."""
         tuned = tuple(
-            f"{TITLES[algorithm]} has settings of its own, where they are used: "
+            f"{TITLES[algorithm]} uses these settings where they apply: "
             + ", ".join(f"{key} {value}" for key, value in settings.items())
             + "."
             for algorithm, settings in self.tuned.items()
@@ -71,15 +71,15 @@ class Plan:
         if not self.stand_in or self.experiment.kind == "surrogate":
             return (*self.experiment.notes, *tuned)
         return (
-            f"The embedded {self.stand_in} stand in for the paper's data: this shows that "
-            "everything works, and its numbers mean nothing beside the paper's.",
+            f"The built-in {self.stand_in} replace the paper's data: this only shows that "
+            "everything works. The numbers cannot be compared with the paper's.",
             *self.experiment.notes,
             *tuned,
         )
 
     @property
     def scaled_down(self) -> list[str]:
-        """Where it differs from the paper, setting by setting."""
+        """The settings that differ from the paper's."""
         if self.experiment.kind == "cost":
             return [f"{key} {value}" for key, value in self.scale.cost.items()]
         return scaled_down(self.experiment, self.scale, self.seeds, self.tuned)
@@ -87,12 +87,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made.
+    """A finished experiment.
 
     Args:
-        table: The table.
-        what: All of it, for programs.
-        pictures: Where the pictures are.
+        table: Its table.
+        what: Content of ``paper.json``.
+        pictures: Files of its pictures.
     """
 
     table: Table
@@ -107,14 +107,14 @@ def make(
     observer: StudyObserver,
     options: Mapping[str, Any],
 ) -> Made:
-    """Runs what is left to run, and writes everything.
+    """Runs the cells that have not finished yet, and writes all files.
 
     Args:
-        plan: What is made.
-        cells: What is run for it.
-        study: Where it is written.
-        observer: Is told how it goes on.
-        options: Of the command line, for what is made without runs.
+        plan: What to make.
+        cells: Runs that it needs.
+        study: Directory to write to.
+        observer: Observer of the progress.
+        options: Command-line options, for experiments without runs.
     """
     experiment = plan.experiment
     _check_directory(study, experiment)
@@ -128,7 +128,7 @@ def make(
         return _written(study, plan, sizes(counted, plan.stand_in), [])
     others = [file.parent for file in sorted(study.parent.glob("*/paper.json"))]
     for name, place in adopt(cells, study, others).items():
-        observer.notice(f"{name} is taken from {place}, where the same was run")
+        observer.notice(f"reusing {name} from {place}")
     _check_data(cells, study)
     results = run_cells(cells, study, observer)
     settings = {run.name: dict(run.settings) for run in experiment.runs}
@@ -140,21 +140,23 @@ def make(
 
 
 def _check_directory(study: Path, experiment: Experiment) -> None:
-    """Raises an error if something else is there."""
+    """Raises an error if the directory holds something other than this experiment."""
     if not study.is_dir() or not any(study.iterdir()):
         return
     file = study / "paper.json"
     if file.exists():
         ours = json.loads(file.read_text(encoding="utf-8"))["experiment"] == experiment.name
-    else:  # it was interrupted before anything came out
+    else:  # it was interrupted before the first result
         cells = {path.name.rpartition("-seed")[0] for path in study.glob("cells/*")}
         ours = bool(cells) and cells <= {run.name for run in experiment.runs}
     if not ours:
-        raise RunDirectoryError(f"{study} holds something else; choose another with --out")
+        raise RunDirectoryError(
+            f"{study} is not a directory of {experiment.name}; choose another with --out"
+        )
 
 
 def _check_data(cells: Sequence[Cell], study: Path) -> None:
-    """Reads what is still needed, so that what is missing is told now and not after hours."""
+    """Loads all data that is still needed, so that missing data is an error now, not later."""
     left = [
         cell for cell in cells if not (cell.directory(study) / "model.safetensors").exists()
     ]
@@ -163,7 +165,7 @@ def _check_data(cells: Sequence[Cell], study: Path) -> None:
 
 
 def _written(study: Path, plan: Plan, table: Table, pictures: list[Path]) -> Made:
-    """Writes the table as Markdown, CSV and JSON, with all that was made beside it."""
+    """Writes the table as Markdown, CSV and JSON, with command, versions and settings."""
     what = {
         "experiment": plan.experiment.name,
         "shows": plan.experiment.shows,
@@ -195,7 +197,7 @@ def _machine() -> str:
 
 
 def commit() -> str:
-    """Returns the commit that this code is at, if it is run from a repository of its own."""
+    """Returns the commit of this code, or an empty text if it is not in a repository."""
     package = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -206,7 +208,7 @@ def commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", __file__)
-        # What is new in the docs changes no result.
+        # Changes outside the package, as in the docs, change no result.
         changed = git("status", "--porcelain", "--untracked-files=no", ".")
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

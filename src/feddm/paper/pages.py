@@ -1,4 +1,4 @@
-"""What came out of an experiment as a page, made from its ``paper.json`` alone."""
+"""The Markdown page of an experiment, made from its ``paper.json`` alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from feddm.analysis.tables import Table
 
 
 def page(what: Mapping[str, Any]) -> str:
-    """Returns the page that lies beside the pictures, with what made it."""
+    """Returns the page, with versions and machine."""
     made = f"feddm {what['versions']['feddm']}"
     made += f" (commit {what['commit']})" if what["commit"] else ""
     kept = (
-        " Every setting of a run is in its `cells/*/config.toml`." if what["settings"] else ""
+        " All settings of a run are in its `cells/*/config.toml`." if what["settings"] else ""
     )
     return (
         f"# {what['place']}: {what['shows']}\n\n{section(what, what['pictures'])}\n"
@@ -23,11 +23,11 @@ def page(what: Mapping[str, Any]) -> str:
 
 
 def section(what: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """Returns the command, the table, the pictures, and what a reader must know of them.
+    """Returns the command, the table, the pictures and the notes.
 
     Args:
-        what: The content of ``paper.json``.
-        pictures: Where its pictures are, seen from the page.
+        what: Content of ``paper.json``.
+        pictures: Paths of the pictures, relative to the page.
     """
     drawn = "".join(f"![{what['shows']}]({picture})\n" for picture in pictures)
     changes = ", ".join(f"`{change}`" for change in what["scaled_down"]) or "nothing"
@@ -35,12 +35,12 @@ def section(what: Mapping[str, Any], pictures: Sequence[str]) -> str:
         f"    {what['command']}\n\n{Table(what['titles'], what['lines']).to_markdown()}\n"
         + (f"{drawn}\n" if drawn else "")
         + "".join(f"- {note}\n" for note in what["notes"])
-        + f"\nScaled down against the paper (scale {what['scale']}): {changes}.\n"
+        + f"\nScaled down from the paper (scale {what['scale']}): {changes}.\n"
     )
 
 
 def seeds(what: Mapping[str, Any]) -> str:
-    """Returns the seeds in words.
+    """Returns the seeds as text.
 
     >>> seeds({"seeds": [0]}), seeds({"seeds": [0, 1, 2]})
     ('Seed 0', 'Seeds 0 to 2')

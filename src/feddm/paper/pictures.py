@@ -1,4 +1,4 @@
-"""What comes out of an experiment as pictures, and the points that they are made of."""
+"""The pictures of an experiment, and their data points as CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddm.runtime.synthetic_file import load_synthetic
 
 
 def draw_runs(study: Path, experiment: Experiment, results: Runs) -> list[Path]:
-    """Draws the curves of all runs, a panel each data set or level of noise."""
+    """Draws the curves of all runs, one panel per data set or noise level."""
     panels: dict[str, dict[str, Sequence[Curve]]] = {}
     levels: dict[str, dict[str, float]] = {}
     points = []
@@ -53,7 +53,7 @@ def draw_runs(study: Path, experiment: Experiment, results: Runs) -> list[Path]:
 
 
 def draw_synthetic(study: Path, experiment: Experiment) -> list[Path]:
-    """Draws the images that client 0 of the first seed uploaded in the last round."""
+    """Draws the images that client 0 uploaded in the last round, for the first seed."""
     files = []
     for run in experiment.runs:
         path = study / "cells" / f"{run.name}-seed0" / "synthetic.safetensors"
@@ -67,14 +67,14 @@ def draw_synthetic(study: Path, experiment: Experiment) -> list[Path]:
             for c in labels[own].unique().tolist()
         }
         if not rows:
-            continue  # it had too few examples of every class
+            continue  # client 0 had too few examples of every class
         name = re.sub(r"\W+", "", run.method)
         files.append(draw_images(rows, study / f"images-{name}.png", run.method))
     return files
 
 
 def draw_example(study: Path, example: Example) -> list[Path]:
-    """Draws the 1-D example: objective, surrogate, tangent, and where their minima are."""
+    """Draws the 1-D example: objective, surrogate, tangent and minima."""
     reach = 1.2 * max(abs(example.minimiser), abs(example.surrogate_minimiser), 1.0)
     w = torch.linspace(-reach, 2 * reach, 301, dtype=torch.float64)
     lines = {

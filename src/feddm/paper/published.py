@@ -1,7 +1,7 @@
-"""What the paper reports: its numbers, each with the place that it stands at.
+"""The paper's own numbers, each with the place where the paper reports it.
 
-Sections, tables and figures are numbered as they follow in https://arxiv.org/abs/2207.09653.
-Curves are pictures: there is a number only of what stands in the text or in a table.
+Sections, tables and figures are numbered in the order of https://arxiv.org/abs/2207.09653.
+Only numbers from the text and the tables are here: curves exist only as pictures.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reported:
-    """An accuracy after 20 rounds in percent, mean and deviation over three seeds.
+    """An accuracy after 20 rounds, in percent, over three seeds.
 
     Args:
-        mean: The mean.
-        std: The deviation.
-        place: Where it stands.
-        doubt: What is wrong with it, if something is.
+        mean: Mean.
+        std: Standard deviation.
+        place: Section or table of the paper.
+        doubt: What seems wrong with it, if anything.
     """
 
     mean: float
@@ -26,29 +26,29 @@ class Reported:
     doubt: str = ""
 
     def __str__(self) -> str:
-        """Returns the number as the paper has it, with a mark if it is in doubt."""
+        """Returns the number as printed in the paper, with a ``?`` if it is doubtful."""
         return f"{self.mean:.2f} ± {self.std:.2f}{'?' if self.doubt else ''}"
 
 
-# The size of what all clients upload in a round, in floats (Appendix C, Table 3):
-# data set -> alpha -> FedDM's, for ten clients.
+# Upload of all clients in a round, in floats (Appendix C, Table 3), for FedDM with ten clients:
+# data set -> alpha -> floats.
 MESSAGES = {
     "mnist": {0.5: 635_040, 0.1: 368_480, 0.01: 109_760},
     "cifar10": {0.5: 2_672_640, 0.1: 1_351_680, 0.01: 460_800},
     "cifar100": {0.5: 10_045_440, 0.1: 4_761_600, 0.01: 2_135_040},
 }
-# And that of the baselines, whatever alpha is.
+# The same for the baselines, for any alpha.
 BASELINE_MESSAGES = {"mnist": 3_177_060, "cifar10": 3_200_100, "cifar100": 5_044_200}
-# In the text of Appendix C, to two digits: CIFAR10 over 50 clients, FedDM's and the baselines'.
+# From the text of Appendix C, to two digits: CIFAR10, 50 clients, FedDM and baselines.
 FIFTY_CLIENTS_MESSAGES = (3_100_000, 16_000_000)
-# There as well: CIFAR10 over ten clients, baselines with ResNet-18.
+# Also from there: CIFAR10, ten clients, baselines with ResNet-18.
 RESNET_MESSAGE = 110_000_000
 
 _TWICE = (
-    "the paper has 57.32 ± 0.04 for FedAvg on CIFAR10 twice, at alpha 0.1 and 0.01; one of "
-    "them is a copy"
+    "the paper has 57.32 ± 0.04 for FedAvg on CIFAR10 twice, at alpha 0.1 and 0.01; one must "
+    "be a copy"
 )
-_TABLE_2 = {  # columns
+_TABLE_2 = {  # by column
     ("mnist", 0.1): [
         *((96.92, 0.09), (96.72, 0.04), (98.04, 0.03), (98.32, 0.06), (98.67, 0.01)),
     ],
@@ -82,7 +82,7 @@ ACCURACIES: dict[tuple[str, float, str], Reported] = {
     ("cifar10", 0.5, "scaffold"): Reported(66.12, 0.17, "Section 4.2"),
 }
 
-# All on CIFAR10, Dir10(0.5). The same setting, ipc 10 and rho 5, has two figures in the paper:
+# All on CIFAR10, Dir10(0.5). The paper has two numbers for the same setting, ipc 10 and rho 5:
 # 69.66 in Section 4.2 and Table 4, 69.62 in Section 4.5.
 IPC = {
     3: Reported(53.64, 0.35, "Section 4.5"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feddm.analysis.studies import Cell
-from feddm.config.privacy_rules import unused
-from feddm.config.schema import Config, flat, resolve
+from feddm.config.resolve import flat, qualified, resolve
+from feddm.config.schema import Config
 from feddm.errors import ConfigError
-from feddm.paper.experiments import BASELINES, Experiment, Run
+from feddm.paper.experiments import Experiment, PaperRun
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ _LIST = (
             "model.depth": 2,
             "synthesis.steps": 2,
             "synthesis.networks": 2,
-            "synthesis.min_class_size": 5,
+            "min_class_size": 5,
             "server.epochs": 2,
             "local.epochs": 1,
             "local.batch_size": 64,
@@ -98,7 +98,7 @@ _LIST = (
                 "rounds": 1,
                 "partition.clients": 20,
                 "participation": 0.05,
-                "synthesis.images_per_class": 1,
+                "images_per_class": 1,
                 "server.epochs": 1,
             }
         },
@@ -152,7 +152,7 @@ Tuned = Mapping[str, Mapping[str, Any]]  # algorithm -> settings of a user, by d
 
 
 def configuration(
-    run: Run, scale: Scale, seed: int = 0, tuned: Tuned | None = None, **options: Any
+    run: PaperRun, scale: Scale, seed: int = 0, tuned: Tuned | None = None, **options: Any
 ) -> Config:
     """Returns the configuration of a run at a scale.
 
@@ -172,11 +172,17 @@ def configuration(
     }
     if mechanism == "none":
         of_scale = {k: v for k, v in of_scale.items() if not k.startswith("privacy.")}
-    idle = unused(algorithm, mechanism)
     over = {**of_scale, **(tuned or {}).get(algorithm, {})}
-    over = {key: value for key, value in over.items() if key not in idle}
-    settings = {**run.settings, **over, "seed": seed}
-    return resolve(preset=scale.preset, options={**scale.options, **options}, settings=settings)
+    return resolve(
+        preset=scale.preset,
+        options={**scale.options, **options},
+        settings={**run.settings, **over, "seed": seed},
+        shared=True,
+    )
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("algorithm.")
 
 
 def usual_seeds(experiment: Experiment, scale: Scale) -> int:
@@ -202,17 +208,27 @@ def cells(
 
 
 def check_tuned(experiment: Experiment, scale: Scale, tuned: Tuned) -> None:
-    """Raises `ConfigError` if a file changes what an experiment is about."""
+    """Raises `ConfigError` if a file changes what an experiment is about, or nothing at all."""
+    # What only runs without privacy have may be set everywhere: private ones leave it out.
+    known = {
+        name: set(flat(resolve(options={"algorithm": name}).model_dump())) for name in tuned
+    }
     for run in experiment.runs:
         plain, changed = (
             flat(configuration(run, scale, tuned=each).model_dump()) for each in (None, tuned)
         )
+        own = {qualified(key) for key in run.settings}
         for key, value in changed.items():
-            if value != plain[key] and (key in run.settings or key.startswith(FIXED)):
+            if value != plain.get(key) and (key in own or key.startswith(FIXED)):
                 raise ConfigError(
-                    f"--with cannot set {key} of {run.settings['algorithm']}: "
-                    f"{experiment.name} has {plain[key]}"
+                    f"--with cannot set {_short(key)} of {run.settings['algorithm']}: "
+                    f"{experiment.name} has {plain.get(key, 'none')}"
                 )
+        known.setdefault(run.settings["algorithm"], set()).update(changed)
+    for algorithm, settings in tuned.items():
+        for key in settings:
+            if qualified(key) not in known[algorithm]:
+                raise ConfigError(f"--with sets {key}, which {algorithm} does not have")
 
 
 def scaled_down(
@@ -225,10 +241,8 @@ def scaled_down(
     for run in experiment.runs:
         full = flat(configuration(run, FULL).model_dump())
         here = flat(configuration(run, scale, tuned=tuned).model_dump())
-        algorithm = run.settings["algorithm"]
-        idle = ("synthesis.", "server.") if algorithm in BASELINES else ("local.",)
         for key, value in full.items():
-            if value != here[key] and not key.startswith((*IGNORED, *idle)):
-                pairs.setdefault(key, {})[f"{value} -> {here[key]}"] = None
+            if value != here[key] and not key.startswith(IGNORED):
+                pairs.setdefault(_short(key), {})[f"{value} -> {here[key]}"] = None
     changes = [f"{key} {', '.join(values)}" for key, values in pairs.items()]
     return [*changes, *([f"seeds {FULL.seeds} -> {seeds}"] if seeds != FULL.seeds else [])]

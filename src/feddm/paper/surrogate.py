@@ -1,12 +1,12 @@
-"""The 1-D example of Appendix A: a surrogate that is learned, beside the objective itself.
+"""The 1-D example of Appendix A: a learned surrogate compared with the objective itself.
 
-100 points ``x ~ N(0, 1)`` with labels 0 and 1, a prediction ``sigmoid(w x)`` and the binary
-cross entropy as the objective ``f(w)``. Its surrogate is the same of 20 synthetic points, ten a
-class, that begin as ``N(0, 1)`` and are learned by distribution matching around ``w = 0``. The
-model has one layer: its logit is ``w x``, and what precedes that layer is ``x``.
+The objective ``f(w)`` is the binary cross entropy of the prediction ``sigmoid(w x)`` on 100
+points ``x ~ N(0, 1)`` with labels 0 and 1. The surrogate is the same loss on 20 synthetic
+points, ten per class, which start as ``N(0, 1)`` and are learned by distribution matching
+around ``w = 0``. The model has one layer: its logit is ``w x``, and its embedding is ``x``.
 
-As printed, ``y = 1`` has probability .1 on both sides of 0, so that nothing can be learned of
-``x``. Meant must be .9 for ``x >= 0`` and .1 for ``x < 0``, and so it is here.
+As printed, ``y = 1`` has probability .1 on both sides of 0, so ``x`` would say nothing about
+``y``. The paper must mean .9 for ``x >= 0`` and .1 for ``x < 0``; this module uses that.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from feddm.core.tensors import Tensors
 SEED = 0
 POINTS, SYNTHETIC = 100, 20
 STEPS, LR, RADIUS = 1000, 1.0, 5.0  # as in the paper's other experiments
-GRADIENT_STEP = 1.0  # the length of a step of gradient descent that is compared with
-SLIP = (
-    "As printed in Appendix A, y = 1 has probability 0.1 on both sides of x = 0, so that y "
-    "does not depend on x; here it is 0.9 for x >= 0 and 0.1 for x < 0."
+GRADIENT_STEP = 1.0  # learning rate of the gradient step to compare with
+MISPRINT = (
+    "As printed in Appendix A, y = 1 has probability 0.1 on both sides of x = 0, so y would "
+    "not depend on x. Here it is 0.9 for x >= 0 and 0.1 for x < 0."
 )
 
 
 @dataclass(frozen=True)
 class Points:
-    """Numbers and their classes, 0 or 1."""
+    """Points on a line with their classes, 0 or 1."""
 
     x: Tensor
     y: Tensor
@@ -52,16 +52,16 @@ class Points:
 
 @dataclass(frozen=True)
 class Example:
-    """The example, with what it shows.
+    """The example and its results.
 
     Args:
-        real: The points that the objective is made of.
-        start: Synthetic points before they were learned.
-        synthetic: The points that the surrogate is made of.
-        minimiser: Where the objective is least.
-        surrogate_minimiser: Where the surrogate is least.
-        gradient_step: Where a step of gradient descent from 0 leads.
-        printed_minimiser: Where the objective would be least with the labels as printed.
+        real: Points of the objective.
+        start: Synthetic points before learning.
+        synthetic: Synthetic points after learning: those of the surrogate.
+        minimiser: Minimiser of the objective.
+        surrogate_minimiser: Minimiser of the surrogate.
+        gradient_step: Result of one gradient step from 0.
+        printed_minimiser: Minimiser of the objective with the labels as printed.
     """
 
     real: Points
@@ -78,7 +78,7 @@ class Example:
 
 
 def example(seed: int = SEED) -> Example:
-    """Returns the example of a seed; the same in every detail each time."""
+    """Returns the example for a seed, the same bits every time."""
     rng = generator(seed, "1-D example")
     x = torch.randn(POINTS, dtype=torch.float64, generator=rng)
     p = torch.rand(POINTS, dtype=torch.float64, generator=rng)
@@ -101,7 +101,7 @@ def example(seed: int = SEED) -> Example:
 
 
 class _Line:
-    """The model: its embedding is the number itself, and its only logit is ``w x``."""
+    """The model: the embedding is ``x`` itself, and the only logit is ``w x``."""
 
     shape = (1, 1, 1)
     num_classes = 1
@@ -116,7 +116,7 @@ class _Line:
 
 
 def _learned(real: Points, start: Points, rng: torch.Generator) -> Points:
-    """Returns the points whose class means look like the real ones to networks around 0."""
+    """Returns synthetic points whose class means match the real ones for networks around 0."""
     model = _Line()
 
     def targets() -> Iterator[Target]:
@@ -137,7 +137,7 @@ def _learned(real: Points, start: Points, rng: torch.Generator) -> Points:
 
 
 def minimiser(slope: Callable[[float], float]) -> float:
-    """Returns where a convex function has slope 0, by halving an interval to the last bit."""
+    """Returns where a convex function has slope 0, by bisection to the last bit."""
     low, high = -1.0, 1.0
     while slope(low) > 0:
         low *= 2

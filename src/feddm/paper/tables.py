@@ -1,4 +1,4 @@
-"""What comes out of an experiment as a table, beside the paper's own numbers."""
+"""The tables of the experiments, next to the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from feddm.analysis.tables import (
 )
 from feddm.paper.cost import Count
 from feddm.paper.experiments import Experiment
-from feddm.paper.surrogate import GRADIENT_STEP, POINTS, SEED, SLIP, SYNTHETIC, Example
+from feddm.paper.surrogate import GRADIENT_STEP, MISPRINT, POINTS, SEED, SYNTHETIC, Example
 from feddm.runtime.wording import epsilon_cell
 
-Runs = Mapping[str, Sequence[Curve]]  # the records of each name and seed
+Runs = Mapping[str, Sequence[Curve]]  # run name -> records of each seed
 
 
 def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Table:
-    """Returns the final accuracy of every run beside the paper's.
+    """Returns the final accuracy of every run next to the paper's.
 
     Args:
-        experiment: What was run.
-        results: What came out.
-        stand_in: The data set that was used instead of the paper's, if it was another.
+        experiment: Experiment of the paper.
+        results: Records of its runs.
+        stand_in: Name of the data set that replaces the paper's, if any.
     """
     rows = dict(zip(results, summarize(results, ()), strict=True))
     private = is_private(list(rows.values()))
@@ -72,9 +72,8 @@ def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Tab
     doubts = dict.fromkeys(r.paper.doubt for r in experiment.runs if r.paper and r.paper.doubt)
     about = caption(list(rows.values()))
     notes = [
-        "Accuracy after the last round in percent, mean ± standard deviation over seeds; the "
-        "paper's is after 20 rounds, over three seeds. MB up: what all clients upload in a "
-        "round.",
+        "Accuracy after the last round in percent, mean ± standard deviation over seeds. The "
+        "paper's is after 20 rounds, over three seeds. MB up: upload of all clients per round.",
         *([f"{about}."] if about else []),
         *(f"?: {doubt}." for doubt in doubts),
     ]
@@ -82,7 +81,7 @@ def accuracies(experiment: Experiment, results: Runs, stand_in: str = "") -> Tab
 
 
 def sizes(counts: Sequence[Count], stand_in: str = "") -> Table:
-    """Returns the counted message sizes beside the paper's; `stand_in` as above."""
+    """Returns the counted message sizes next to the paper's; `stand_in` as in `accuracies`."""
     lines = [
         [
             setting,
@@ -96,9 +95,9 @@ def sizes(counts: Sequence[Count], stand_in: str = "") -> Table:
     ]
     records = [{"setting": setting, **asdict(size)} for setting, size in counts]
     notes = (
-        "FedDM's depends on the split: mean and standard deviation over splits by different "
-        "seeds. A pair is a class that a client has enough images of. The paper's figures for "
-        "50 clients and for ResNet-18 stand in its text, rounded.",
+        "FedDM's size depends on the partition: mean and standard deviation over seeds. A pair "
+        "is a client and a class of which it has enough images. The paper's numbers for 50 "
+        "clients and for ResNet-18 are rounded numbers from its text.",
     )
     titles = ["", "method", _measured("floats", stand_in), "std", "paper", "MB"]
     return Table(titles, lines, records, notes)
@@ -109,7 +108,7 @@ def _measured(title: str, stand_in: str) -> str:
 
 
 def minimisers(example: Example) -> Table:
-    """Returns where the minima of the 1-D example are, and how far from the true one."""
+    """Returns the minima of the 1-D example, and their distances from the true one."""
     found = {
         "objective": example.minimiser,
         "surrogate": example.surrogate_minimiser,
@@ -131,9 +130,9 @@ def minimisers(example: Example) -> Table:
         for r in records
     ]
     notes = (
-        f"Where each is least, how far that is from the minimiser of the objective, and the "
-        f"objective there. {POINTS} points, {SYNTHETIC} synthetic ones, seed {SEED}, one seed "
-        "whatever is asked for. The paper has a picture and no numbers.",
-        SLIP,
+        "Each minimiser w, its distance from the minimiser of the objective, and the objective "
+        f"at w. {POINTS} real points, {SYNTHETIC} synthetic ones; always seed {SEED}. The "
+        "paper has only a picture, without numbers.",
+        MISPRINT,
     )
     return Table(["minimum of", "w", "distance", "objective there"], lines, records, notes)

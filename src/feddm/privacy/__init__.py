@@ -1,1 +1,1 @@
-"""Releases that protect single examples: the noise that hides them, and what it is worth."""
+"""Differentially private releases: clipping, noise, accounting, ledgers and policies."""

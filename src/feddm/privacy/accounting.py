@@ -1,7 +1,7 @@
-"""What was released, and the epsilon that it costs.
+"""Releases, and the epsilon that they cost.
 
-Facts are plain data: `Released` and `Unprotected` say what left a client. Their cost comes from
-Google's dp_accounting, by privacy loss distributions, which bound epsilon from above.
+`Released` and `Unprotected` are plain data: they state what left a client. Google's
+dp_accounting computes the cost with privacy loss distributions, an upper bound on epsilon.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from feddm.errors import BudgetError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# With less noise than this, privacy loss distributions take minutes and then gigabytes, to say
-# that epsilon is 20 or some hundreds.
+# Below this multiplier, privacy loss distributions take minutes and then gigabytes, only to
+# find an epsilon of 20 to several hundred.
 _LEAST = 0.25
-# Numbers that a search returns may be off by about 1e-12, to either side.
+# The results of a search may be off by about 1e-12 in either direction.
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True)
 class Released:
-    """Sums that left a client under Gaussian noise.
+    """Sums that left a client with Gaussian noise.
 
-    The unit of privacy is one example of one client, and neighbouring data sets differ by one
-    that is added or removed. Each sum is over a Poisson sample of its own, in which every
-    example is by itself with the same probability, and which stays secret.
+    The unit of privacy is one example of one client. Neighbouring data sets differ by adding or
+    removing one example. Each sum is over its own Poisson sample: every example is included
+    independently with the same probability, and the sample stays secret.
 
     Args:
-        times: How many sums.
-        noise_multiplier: Standard deviation of the noise over the most that one example can
-            change the sum, in Euclidean length.
-        sample_rate: Probability that an example is in a sample; 1 takes all.
+        times: Number of sums.
+        noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity (the
+            most that one example can change the sum).
+        sample_rate: Probability that an example is in a sample; 1 means no sampling.
     """
 
     times: int
@@ -48,7 +48,7 @@ class Released:
 
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or self.times < 1:
-            raise ValueError(f"times must be a whole number from 1, got {self.times}")
+            raise ValueError(f"times must be an integer of at least 1, got {self.times}")
         if not 0 < self.noise_multiplier < math.inf:
             raise ValueError(
                 f"noise_multiplier must be above 0 and finite, got {self.noise_multiplier}"
@@ -61,10 +61,10 @@ class Released:
 
 @dataclass(frozen=True)
 class Unprotected:
-    """Something that left a client without a guarantee; with it, epsilon is infinite.
+    """A release without a guarantee, which makes epsilon infinite.
 
     Args:
-        what: Says what it was.
+        what: Description of the release.
     """
 
     what: str
@@ -79,10 +79,10 @@ _KINDS: dict[str, type[Released] | type[Unprotected]] = {
 
 
 def epsilon(released: Iterable[Event], delta: float) -> float:
-    """Returns the epsilon of everything that was released, at `delta`.
+    """Returns the epsilon of all releases together, at `delta`.
 
-    Later releases may depend on earlier ones. Multipliers, rates and their number must not
-    depend on the data.
+    Later releases may depend on earlier ones. The multipliers, the rates and the number of
+    releases must not depend on the data.
 
     >>> epsilon([], delta=1e-5)
     0.0
@@ -103,20 +103,20 @@ def noise_multiplier(
     sample_rate: float = 1.0,
     spent: Sequence[Event] = (),
 ) -> float:
-    """Returns the least multiplier with which all releases together stay within `epsilon`.
+    """Returns the smallest multiplier that keeps all releases together within `epsilon`.
 
-    Where samples are taken and epsilon may be above 20 or so, it can be more than the least:
-    very little noise takes too long to account for.
+    With sampling and an epsilon above about 20 it can be larger than necessary: accounting for
+    very little noise takes too long.
 
     Args:
-        epsilon: Most that may be spent, with what is spent already.
-        delta: Of the guarantee.
-        times: How many releases are to come.
-        sample_rate: Of each of them.
-        spent: What was released before.
+        epsilon: Total budget, including what is already spent.
+        delta: Delta of the guarantee.
+        times: Number of releases to come.
+        sample_rate: Sample rate of each of them.
+        spent: Earlier releases.
 
     Raises:
-        BudgetError: Nothing is left to spend.
+        BudgetError: No budget is left.
     """
     _check_delta(delta)
     if not 0 < epsilon < math.inf:
@@ -124,7 +124,7 @@ def noise_multiplier(
     Released(times, 1.0, sample_rate)  # checks both
     protected = [event for event in spent if isinstance(event, Released)]
     if len(protected) < len(spent):
-        raise BudgetError("no budget is left: something was released without protection")
+        raise BudgetError("no budget is left: an earlier release was not protected")
     before = _merged(protected)
     closed = all(event.sample_rate == 1 for event in before)
     if closed and (sample_rate == 1 or _strength(before) > 1 / _LEAST):
@@ -133,16 +133,16 @@ def noise_multiplier(
         result = _sampled_multiplier(epsilon, delta, times, sample_rate, before)
     if result is None:
         raise BudgetError(
-            f"no budget is left: epsilon may be {epsilon:g} at delta {delta:g}, "
+            f"no budget is left: the budget is epsilon {epsilon:g} at delta {delta:g}, "
             f"and {_epsilon(before, delta):.6g} is spent"
         )
     return result
 
 
 def covered(released: Iterable[Event], planned: Iterable[Event]) -> bool:
-    """Returns whether what was planned is what was released.
+    """Returns whether the releases are exactly the planned ones.
 
-    A plan that protects nothing covers everything.
+    A plan with an unprotected release covers everything.
 
     >>> covered([Released(1, 2.0), Released(1, 2.0)], [Released(2, 2.0)])
     True
@@ -150,12 +150,12 @@ def covered(released: Iterable[Event], planned: Iterable[Event]) -> bool:
     False
     """
     plan = list(planned)
-    open_ = any(isinstance(event, Unprotected) for event in plan)
-    return open_ or _counted(released) == _counted(plan)
+    unprotected = any(isinstance(event, Unprotected) for event in plan)
+    return unprotected or _counted(released) == _counted(plan)
 
 
 def _counted(events: Iterable[Event]) -> Counter[Event]:
-    """Returns how many sums there are of each kind."""
+    """Returns the number of releases of each kind."""
     counts: Counter[Event] = Counter()
     for event in events:
         if isinstance(event, Released):
@@ -166,7 +166,7 @@ def _counted(events: Iterable[Event]) -> Counter[Event]:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Returns an event as one line of a ledger holds it.
+    """Returns the JSON form of an event in a ledger line.
 
     >>> to_json(Unprotected("labels"))
     {'kind': 'unprotected', 'what': 'labels'}
@@ -176,7 +176,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(line: Mapping[str, Any]) -> Event:
-    """Returns the event that `to_json` wrote; anything else is a ValueError."""
+    """Returns the event that `to_json` wrote; raises `ValueError` for anything else."""
     fields = dict(line)
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -193,22 +193,22 @@ def _check_delta(delta: float) -> None:
 
 
 def _epsilon(released: Sequence[Released], delta: float) -> float:
-    """Returns the epsilon of Gaussian releases, in closed form if none is sampled."""
+    """Returns the epsilon of Gaussian releases; closed form if none is sampled."""
     merged = tuple(_merged(released))
     return _cost(merged, delta) if merged else 0.0
 
 
-# All clients of a round have the same ledger, and each asks more than once.
+# Cached, because the clients of a round usually have equal ledgers, and each asks repeatedly.
 @functools.lru_cache(maxsize=1024)
 def _cost(merged: tuple[Released, ...], delta: float) -> float:
     import dp_accounting
 
     if all(event.sample_rate == 1 for event in merged):
         multiplier = 1 / _strength(merged)
-        # Epsilon would be in the millions, and the closed form divides by zero soon.
+        # Epsilon would be in the millions, and the closed form is close to dividing by zero.
         if multiplier < 1e-4:
             return math.inf
-        # With much noise, the logarithm of a delta far below can be that of 0.
+        # With a lot of noise, dp_accounting takes the logarithm of a delta that underflows.
         with np.errstate(divide="ignore"):
             return float(dp_accounting.get_epsilon_gaussian(multiplier, delta))
     accountant = dp_accounting.pld.PLDAccountant(
@@ -218,19 +218,19 @@ def _cost(merged: tuple[Released, ...], delta: float) -> float:
 
 
 def _strength(released: Iterable[Released]) -> float:
-    """Returns ``1 / z`` of the one Gaussian to which unsampled releases compose.
+    """Returns ``1 / z`` of the single Gaussian release that unsampled releases compose to.
 
-    Their sums are one long vector, in which one example changes at most
-    ``sqrt(sum_i times_i / z_i^2)`` noise deviations.
+    Together their sums are one long vector. One example moves it by at most
+    ``sqrt(sum_i times_i / z_i^2)`` standard deviations of the noise.
     """
     return math.hypot(*(math.sqrt(each.times) / each.noise_multiplier for each in released))
 
 
 def _merged(released: Iterable[Released]) -> list[Released]:
-    """Returns as few events that cost the same, or more where there is very little noise.
+    """Returns fewer events of the same cost, or of a higher cost if there is very little noise.
 
-    All unsampled ones become one, and equal sampled ones are counted, so that a ledger of
-    thousands of lines costs as much as one of a few.
+    All unsampled events become one, and equal sampled events are merged. So a ledger of
+    thousands of lines is as fast to account for as one of a few.
     """
     counts: Counter[tuple[float, float]] = Counter()
     for each in released:
@@ -240,13 +240,13 @@ def _merged(released: Iterable[Released]) -> list[Released]:
     sampled = [event for event in events if event.sample_rate < 1]
     least = min([event.noise_multiplier for event in sampled], default=math.inf)
     if min(least, 1 / _strength(whole) if whole else math.inf) < _LEAST:
-        # Whoever sees everything instead of a sample learns more, so this is a bound too.
+        # Drop the sampling: an unsampled release reveals more, so this is an upper bound.
         whole, sampled = [Released(each.times, each.noise_multiplier) for each in events], []
     return ([Released(1, 1 / _strength(whole))] if whole else []) + sampled
 
 
 def _dp_event(released: Sequence[Released]) -> DpEvent:
-    """Returns releases in the words of dp_accounting."""
+    """Returns the releases as a dp_accounting event."""
     import dp_accounting
 
     events = []
@@ -267,18 +267,18 @@ def _remaining(strength: float, times: int, before: Iterable[Released]) -> float
 def _unsampled_multiplier(
     epsilon: float, delta: float, times: int, before: Sequence[Released]
 ) -> float | None:
-    """Returns the multiplier in closed form, or None if nothing is left."""
+    """Returns the multiplier in closed form, or None if no budget is left."""
     import dp_accounting
 
     with np.errstate(divide="ignore"):
-        all_in_one = dp_accounting.get_sigma_gaussian(epsilon, delta)
-    return _remaining(1 / (all_in_one * (1 + _SLACK)), times, before)
+        sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    return _remaining(1 / (sigma * (1 + _SLACK)), times, before)
 
 
 def _sampled_multiplier(
     epsilon: float, delta: float, times: int, sample_rate: float, before: Sequence[Released]
 ) -> float | None:
-    """Returns the multiplier by search, or None if nothing is left."""
+    """Searches for the multiplier; returns None if no budget is left."""
     import dp_accounting
 
     def all_with(multiplier: float) -> list[Released]:
@@ -290,7 +290,7 @@ def _sampled_multiplier(
         least = _remaining(1 / (_LEAST * (1 + _SLACK)), times, whole)
     if least is None or _epsilon(before, delta) >= epsilon:
         return None
-    # From much noise to little: the less there is, the longer a try takes.
+    # Start with a lot of noise: the less noise, the slower the accounting.
     upper = 8 * least
     while _epsilon(all_with(upper), delta) > epsilon:
         upper *= 4

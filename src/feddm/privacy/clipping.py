@@ -1,11 +1,11 @@
-"""Sums of rows of which none counts for more than a bound, to the last bit.
+"""Sums of clipped rows, exact to the last bit.
 
-A row is cut to its bound, and rounded towards 0 to whole numbers of ``bound / GRID``, which
-makes no row longer. Whole numbers are added without rounding and in any order, so that one row
-more changes a sum by this row and by nothing else.
+Each row is clipped to a norm and rounded towards 0 to multiples of ``norm / GRID``, which
+never makes it longer. Integer addition is exact in any order, so one more row changes the sum
+by exactly that row.
 
-Noise that is rounded to whole numbers too makes the noisy sum what rounding makes of the sum
-with exact noise. So rounding happens after the release, and tells nothing.
+The noise is rounded to the same grid, so the noisy sum equals the sum with exact noise, rounded
+afterwards. Rounding is therefore post-processing and reveals nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Sums count in this share of their bound. Two thousand million rows fit into 64 bits.
+# Grid steps per clipping norm. A sum of two billion rows fits into 64 bits.
 GRID = 2**32
-# Clipping ends this much below the bound, so that no rounding carries a row beyond it.
+# Clip slightly below the norm, so that floating-point rounding cannot exceed it.
 _SLACK = 1e-5
 
 
 def shortened(rows: Tensor, most: float) -> Tensor:
-    """Returns rows that are at most so long; one with a number that is not finite becomes 0.
+    """Returns the rows clipped to the norm `most`; a row with a non-finite number becomes 0.
 
     >>> shortened(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 1.0]]), 1.0)
     tensor([[0.6000, 0.8000],
@@ -29,19 +29,19 @@ def shortened(rows: Tensor, most: float) -> Tensor:
     """
     good = rows.isfinite().all(1, keepdim=True)
     rows = torch.where(good, rows, torch.zeros_like(rows))
-    # By the largest number first, so that the squares of huge ones do not overflow.
+    # Divide by the largest number first, so that squares do not overflow.
     largest = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-30)
-    # In double precision: of millions of numbers, single precision forgets the small ones.
+    # Double precision: in a sum over millions of numbers, float32 loses the small ones.
     length = largest * torch.linalg.vector_norm(
         rows / largest, dim=1, keepdim=True, dtype=torch.float64
     )
     share: Tensor = (most * (1 - _SLACK) / length).clamp(max=1.0)
-    # And there too, because the share of a huge row would be too small a number.
+    # Double precision again: for a huge row the factor would underflow in float32.
     return (rows.double() * share).to(rows.dtype)
 
 
 def whole(rows: Tensor, most: float) -> Tensor:
-    """Returns rows that are at most so long in whole numbers of ``most / GRID``.
+    """Returns clipped rows as integer multiples of ``most / GRID``, rounded towards 0.
 
     >>> whole(torch.tensor([0.5, -0.25]), 1.0) / GRID
     tensor([ 0.5000, -0.2500])
@@ -50,5 +50,5 @@ def whole(rows: Tensor, most: float) -> Tensor:
 
 
 def real(numbers: Tensor, most: float) -> Tensor:
-    """Returns what whole numbers of ``most / GRID`` stand for, in double precision."""
+    """Returns integer multiples of ``most / GRID`` as float64, the inverse of `whole`."""
     return numbers.double() * (most / GRID)

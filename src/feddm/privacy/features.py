@@ -15,10 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
+from feddm.config.schema import GuaranteedSettings
 from feddm.core.augmentation import Transform, unchanged_images
 from feddm.core.examples import Examples
 from feddm.core.matching import ClassMeans
@@ -27,6 +30,27 @@ from feddm.core.tensors import Tensors
 from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.per_example import in_places
 from feddm.privacy.units import Unit, units_of
+
+
+class FeatureSettings(GuaranteedSettings):
+    """Noisy class sums of features."""
+
+    mechanism: Literal["features"] = "features"
+    projection: NonNegativeInt = Field(
+        64, description="Size to which embeddings are projected; 0: not projected."
+    )
+    learn: Literal["client", "server"] = Field(
+        "server", description="Where images are learned from the noisy sums."
+    )
+
+    instead = {  # noqa: RUF012  # a ClassVar
+        "steps": "it is for --privacy gradients",
+        "sample_rate": "it is for --privacy gradients",
+    }
+
+    @property
+    def sends_sums(self) -> bool:
+        return self.learn == "server"
 
 
 @dataclass(frozen=True)

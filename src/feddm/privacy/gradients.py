@@ -18,11 +18,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from feddm.config.schema import GuaranteedSettings
 from feddm.core.examples import Examples
 from feddm.core.models import Model
 from feddm.core.tensors import Tensors
@@ -32,6 +35,21 @@ from feddm.privacy.clipping import shortened, whole
 from feddm.privacy.per_example import alone
 from feddm.privacy.release import Noise
 from feddm.privacy.units import Sampler, Unit
+
+
+class GradientSettings(GuaranteedSettings):
+    """Steps of DP-SGD, on the weights or on the images."""
+
+    mechanism: Literal["gradients"] = "gradients"
+    steps: PositiveInt = Field(50, description="Noisy gradient steps per client and round.")
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="Probability that an example is in the sample of a step."
+    )
+
+    instead = {  # noqa: RUF012  # a ClassVar
+        "projection": "it is for --privacy features",
+        "learn": "it is for --privacy features",
+    }
 
 
 @dataclass(frozen=True)

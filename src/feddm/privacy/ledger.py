@@ -1,10 +1,10 @@
-"""What was released of a data set, by all runs, and what it costs.
+"""The ledger of a data set: the releases of all runs, and what they cost.
 
-    <data set>/key                     256 bits: make the ledger unlike any other
+    <data set>/key                     256-bit secret that identifies the ledger
     <data set>/<split>/<client>/ledger.jsonl
 
-A line of a client's ledger is one release. It is on the disk before the upload that it pays
-for leaves, and a checkpoint never takes it back: what was sent was sent.
+Each line of a client's ledger is one release. It is written to disk before the upload leaves,
+and resuming from a checkpoint never removes it, because an upload cannot be taken back.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Entry:
     """One release of a client.
 
     Args:
-        run: Name of the run.
-        round: Number of the round.
-        release: Tells one release from all others; one that is sent again is the same.
+        run: Unique name of the run.
+        round: Round number.
+        release: Unique id of the release; sending it again keeps the id.
         events: What was released.
-        unit: Whose contribution was bounded.
-        for_tests: Whether the secret was a fixed one.
+        unit: Unit of privacy that the release protects.
+        for_tests: Whether the noise came from a fixed test secret.
     """
 
     run: str
@@ -53,37 +53,37 @@ class Entry:
     def cost(
         self, unit: str, *, for_tests: bool = False, same_split: bool = True
     ) -> tuple[Event, ...]:
-        """Returns what this costs whoever wants this unit protected.
+        """Returns the events that count against a unit of privacy.
 
-        A bound on what an example adds says nothing about a patient, and a bound on a patient
-        nothing about each example. Another split has other clients, and may put examples into
-        groups in another way. Noise that everybody can recompute protects nobody.
+        A bound on the contribution of an example implies none for a patient, and vice versa.
+        Another split has other clients, and may group examples differently. Noise that anyone
+        can recompute protects nobody.
 
         Args:
-            unit: What is to be protected.
-            for_tests: Whether noise under a fixed secret counts as noise.
-            same_split: Whether the examples were with the same clients as now.
+            unit: Unit of privacy to protect.
+            for_tests: Whether noise from a fixed test secret counts as noise.
+            same_split: Whether the release was made for the current split.
         """
         if self.unit != unit:
-            return (Unprotected(f"a release that protects the {self.unit}, not the {unit}"),)
+            return (Unprotected(f"a release that protects {self.unit}s, not {unit}s"),)
         if unit != "example" and not same_split:
             return (Unprotected(f"a release for another split, which has other {unit}s"),)
         if self.for_tests and not for_tests:
-            return (Unprotected("a release under a fixed secret"),)
+            return (Unprotected("a release with a fixed secret"),)
         return self.events
 
 
 def read_entries(client: Path) -> list[Entry]:
-    """Returns what a client has released; its folder may be empty."""
+    """Returns the ledger of a client; an empty folder has no entries."""
     path = client / "ledger.jsonl"
     try:
         return [_entry(line) for line in read_lines(path)]
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"{path} has a line that cannot be read: {error}") from error
+        raise LedgerError(f"{path} has an invalid line: {error}") from error
 
 
 def add_entry(client: Path, entry: Entry) -> None:
-    """Writes a release down, for good."""
+    """Adds a release to the ledger of a client; it is never removed."""
     line = {
         "run": entry.run,
         "round": entry.round,
@@ -96,7 +96,10 @@ def add_entry(client: Path, entry: Entry) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns what the lines of a file say; one that was cut off was never paid out."""
+    """Returns the parsed lines of a file.
+
+    A truncated last line is dropped: its upload never left.
+    """
     with files.explained(LedgerError, path):
         try:
             return [json.loads(line) for line in files.whole_lines(path)]
@@ -105,38 +108,38 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def add_line(path: Path, line: dict[str, Any]) -> None:
-    """Adds a line, with the time."""
+    """Appends a line with the current time."""
     with files.explained(LedgerError, path):
         files.append(path, json.dumps({"time": now(), **line}))
 
 
 def now() -> str:
-    """Returns the time, for people."""
+    """Returns the current UTC time as text."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """All that was released of one data set.
+    """The ledger of one data set.
 
     Args:
-        folder: Its folder, with one for each split.
+        folder: Its folder, with one subfolder per split.
     """
 
     folder: Path
 
     @property
     def id(self) -> str | None:
-        """Tells one ledger from all others, also if it is moved; ``None`` if there is none."""
+        """Unique id, unchanged if the folder moves; ``None`` if the ledger does not exist."""
         with files.explained(LedgerError, self._key):
             if not self._key.exists():
                 return None
         return hashlib.blake2b(b"id", key=self.key(), digest_size=16).hexdigest()
 
     def key(self) -> bytes:
-        """Returns a secret of the ledger, which is made with it.
+        """Returns the secret key of the ledger, and creates it if there is none.
 
-        Digests under it say nothing about what they are of to whoever lacks it.
+        A digest under this key reveals nothing about its input to anyone without the key.
         """
         with files.explained(LedgerError, self._key):
             if not self._key.exists():
@@ -149,15 +152,15 @@ class Ledger:
         except ValueError:
             key = b""
         if len(key) != _KEY_BYTES:
-            raise LedgerError(f"{self._key} is damaged; put back what it was")
+            raise LedgerError(f"{self._key} is damaged; restore it from a backup")
         return key
 
     @contextlib.contextmanager
     def locked(self, wait: float = 0.0) -> Iterator[None]:
-        """Keeps other runs from spending of the same data set meanwhile.
+        """Locks the ledger, so that no other run spends from this data set.
 
         Args:
-            wait: For so many seconds if one of them is at it.
+            wait: Seconds to wait if another run has the lock.
         """
         with files.explained(LedgerError, self.folder):
             files.make_private(self.folder)
@@ -166,7 +169,7 @@ class Ledger:
                 lock.acquire(timeout=wait)
             except filelock.Timeout:
                 raise LedgerError(
-                    f"{self.folder} is in use by another run; wait for it or stop it"
+                    f"{self.folder} is in use by another run; wait until it ends, or stop it"
                 ) from None
         try:
             yield
@@ -174,15 +177,15 @@ class Ledger:
             lock.release()
 
     def splits(self) -> list[Path]:
-        """Returns the folders of its splits."""
+        """Returns the folders of the splits."""
         return sorted(path for path in self.folder.glob("*") if path.is_dir())
 
     def elsewhere(
         self, split: str, unit: str = "example", *, for_tests: bool = False
     ) -> list[Event]:
-        """Returns what all other splits have released of any one unit, at worst.
+        """Returns the worst-case releases of one unit in all other splits.
 
-        An example is with one client of every split, and nobody knows with which.
+        An example belongs to one client in each split, but which one is unknown.
         """
         return [
             event
@@ -199,7 +202,7 @@ class Ledger:
     def spent(
         self, split: str, unit: str = "example", *, for_tests: bool = False
     ) -> list[Event]:
-        """Returns all that was released of any one unit of a split, at worst."""
+        """Returns the worst-case releases of one unit, in this split and all others."""
         here = map(read_entries, clients_in(self.folder / split))
         return [
             *self.elsewhere(split, unit, for_tests=for_tests),
@@ -212,7 +215,7 @@ class Ledger:
 
 
 def clients_in(split: Path) -> list[Path]:
-    """Returns the folders of the clients of a split."""
+    """Returns the client folders of a split."""
     return sorted(split.glob("client_*"))
 
 
@@ -223,7 +226,7 @@ def costs(
     for_tests: bool = False,
     same_split: bool = True,
 ) -> list[Event]:
-    """Returns what releases of one client cost; the arguments are those of `Entry.cost`."""
+    """Returns the events that count against a unit of one client, as in `Entry.cost`."""
     return [
         event
         for entry in entries
@@ -238,10 +241,10 @@ def most_spent(
     for_tests: bool = False,
     same_split: bool = True,
 ) -> list[Event]:
-    """Returns releases that cost at least what any one of the clients spent.
+    """Returns releases that cost at least as much as those of any one client.
 
-    An example is with one client, so clients do not add up: it pays for the releases of its own
-    client only. Of each kind of release, this is the largest number that any client has.
+    Clients compose in parallel: an example belongs to one client and only pays for the releases
+    of that client. So this takes, for each kind of release, the largest count of any client.
     """
     most: Counter[tuple[float, float]] = Counter()
     unprotected: dict[str, Unprotected] = {}
@@ -252,20 +255,21 @@ def most_spent(
                 unprotected[event.what] = event
             else:
                 times[event.noise_multiplier, event.sample_rate] += event.times
-        most |= times  # the larger one of both
+        most |= times  # the maximum of the two counts
     released = [Released(times, z, rate) for (z, rate), times in sorted(most.items())]
     return [*unprotected.values(), *released]
 
 
 def ledger_root() -> Path:
-    """Returns the folder of the ledgers that all runs share, with one for each data set."""
+    """Returns the folder of the shared ledgers, one per data set."""
     return user_data_path("feddm") / "ledgers"
 
 
 def run_ledger_root() -> Path:
-    """Returns the folder of the ledgers that one run alone has, with one for each run.
+    """Returns the folder of the ledgers of single runs, one per run.
 
-    Not in a run directory: people share these, and a ledger has the clients' secrets beside it.
+    They are not in the run directory: people share run directories, and the clients' secrets
+    are next to the ledger.
     """
     return user_data_path("feddm") / "run-ledgers"
 

@@ -1,11 +1,11 @@
-"""Noise and samples that nobody but the client can recompute.
+"""Noise and samples that only the client can compute.
 
-The run's seed is known to the server, and torch's CPU generator keeps 32 bits of it: noise from
-there could be found by trying and subtracted. Here it comes from a cipher under 256 secret bits
-that stay with the client.
+The server knows the run's seed, and torch's CPU generator keeps only 32 bits of it, so noise
+from that generator could be found by brute force and subtracted. Here the noise comes from a
+cipher with a 256-bit secret that never leaves the client.
 
-The same secret and label always give the same noise, and another label gives other noise, so
-that two uploads cannot be subtracted from each other.
+The same secret and label always give the same noise. Another label gives independent noise, so
+the difference of two uploads is still noisy.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from torch import Tensor
 from feddm.core.tensors import Records
 
 _KEY_BYTES = 32
-_BITS = 52  # of a uniform number; with a 53rd, the greatest would be rounded to 1
+_BITS = 52  # bits of a uniform number; with 53, the largest would round to 1
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What a client knows and nobody else does; it does not show itself when printed.
+    """A secret that only the client knows; printing it does not show it.
 
     Args:
         key: 32 bytes.
-        for_tests: Whether the bytes are fixed or known, so that a run can say that it is not
-            private.
+        for_tests: Whether the key is fixed or known, which makes the run not private.
     """
 
     key: bytes = field(repr=False)
@@ -44,7 +43,7 @@ class Secret:
 
     def __post_init__(self) -> None:
         if len(self.key) != _KEY_BYTES:
-            raise ValueError(f"a secret has {_KEY_BYTES} bytes, got {len(self.key)}")
+            raise ValueError(f"a secret must have {_KEY_BYTES} bytes, got {len(self.key)}")
 
     @classmethod
     def fresh(cls) -> Secret:
@@ -57,26 +56,26 @@ class Secret:
         return cls(bytes.fromhex(text), for_tests)
 
     def nonce(self) -> bytes:
-        """Returns bytes that never come again; for tests always the same."""
+        """Returns fresh random bytes; for tests they are always the same."""
         return bytes(_KEY_BYTES) if self.for_tests else secrets.token_bytes(_KEY_BYTES)
 
     def to_hex(self) -> str:
-        """Returns the bytes as 64 digits, for a file that only the client can read."""
+        """Returns the key as 64 hexadecimal digits, for a file only the client can read."""
         return self.key.hex()
 
 
 @dataclass(frozen=True)
 class Label:
-    """What noise is for; two different sums must never share a label.
+    """The label of one draw of noise; two different sums must never share a label.
 
-    If they did, their difference would be free of noise. So whatever decides a sum and is not
-    the client's own choice, such as weights or settings of the server, belongs to `download`.
+    If they did, their difference would have no noise. So `download` must cover everything that
+    determines a sum and is not the client's choice, such as the server's weights and settings.
 
     Args:
-        purpose: A word for the kind of release.
-        round: Number of the round.
+        purpose: Kind of release.
+        round: Round number.
         number: Number of the network or step within the round.
-        download: Digest of what the client was sent.
+        download: Digest of what the client received.
     """
 
     purpose: str
@@ -90,7 +89,7 @@ class Label:
                 raise ValueError(f"{name} must be at least 0 and below 2**64, got {value}")
 
     def encoded(self) -> bytes:
-        """Returns the label as bytes; two different labels never have the same.
+        """Returns a unique encoding of the label.
 
         >>> Label("sum", 1, 2, b"").encoded() == Label("sum", 12, 0, b"").encoded()
         False
@@ -99,25 +98,16 @@ class Label:
         return _framed(self.purpose.encode()) + numbers + _framed(self.download)
 
 
-def uniform(secret: Secret, label: Label, shape: Sequence[int]) -> Tensor:
-    """Returns float64 numbers between 0 and 1, neither of which occurs.
-
-    They are ``(k + 1/2) / 2**52`` with k of 52 bits, and so exact.
-    """
-    return _uniform(b"uniform", secret, label, shape)
-
-
 def gaussian(secret: Secret, label: Label, shape: Sequence[int]) -> Tensor:
-    """Returns float64 numbers of the standard normal distribution, as ``Phi^-1(uniform)``.
+    """Returns standard normal float64 numbers, as ``Phi^-1(uniform)``.
 
-    The uniform number is a sign and a share of one tail with 105 random bits, so that there are
-    no gaps far out, where 52 bits would leave them: a number is drawn as finely as float64 can
-    tell numbers apart. None is beyond 12 deviations, where a true Gaussian is in 1e-32 of all
-    cases.
+    The uniform number is a sign and a 105-bit position in one tail. With 52 bits the far tail
+    would have gaps; with 105 it is as fine as float64 itself. No number is beyond 12 standard
+    deviations, where a true Gaussian falls with probability 1e-32.
     """
     num = math.prod(shape)
     words = np.frombuffer(_keystream(b"gaussian", secret, label, 16 * num), "<u8")
-    # In place, because a release can have many millions of numbers.
+    # In place, because a release can have millions of numbers.
     share = (words[num:] >> 11).astype(np.float64)
     share += 0.5
     share /= 2**53
@@ -130,20 +120,23 @@ def gaussian(secret: Secret, label: Label, shape: Sequence[int]) -> Tensor:
 
 
 def poisson_sample(secret: Secret, label: Label, num: int, rate: float) -> Tensor:
-    """Returns numbers below `num` in order, each kept on its own with probability `rate`.
+    """Returns a sorted sample of ``range(num)``, each kept independently with `rate`.
 
-    The sample must stay secret: that is why a sampled release costs less.
+    The sample must stay secret: only then does sampling make a release cheaper.
 
     >>> poisson_sample(Secret(bytes(32), for_tests=True), Label("doc", 0, 0, b""), 3, 1.0)
     tensor([0, 1, 2])
     """
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be between 0 and 1, got {rate}")
-    return (_uniform(b"sample", secret, label, (num,)) < rate).nonzero().flatten()
+    # Uniform numbers (k + 1/2) / 2**52 with 52-bit integers k: exact, and never 0 or 1.
+    words = np.frombuffer(_keystream(b"sample", secret, label, 8 * num), "<u8")
+    numbers = ((words >> (64 - _BITS)).astype(np.float64) + 0.5) / 2**_BITS
+    return torch.from_numpy(numbers < rate).nonzero().flatten()
 
 
 def digest(records: Records) -> bytes:
-    """Returns the SHA-256 of names, types, shapes and bytes, whatever the order of mappings.
+    """Returns the SHA-256 of names, types, shapes and bytes, independent of mapping order.
 
     >>> row, column = torch.zeros(1, 2), torch.zeros(2, 1)
     >>> digest({"params": {"w": row}}) == digest({"params": {"w": column}})
@@ -152,7 +145,7 @@ def digest(records: Records) -> bytes:
     total = hashlib.sha256()
     for record in sorted(records):
         tensors = records[record]
-        # The number of tensors tells where the next record begins.
+        # The number of tensors marks where the next record begins.
         total.update(_framed(record.encode()) + len(tensors).to_bytes(8, "big"))
         for name in sorted(tensors):
             for part in _parts(name, tensors[name]):
@@ -161,42 +154,33 @@ def digest(records: Records) -> bytes:
 
 
 def _parts(name: str, tensor: Tensor) -> Iterator[bytes | memoryview]:
-    """Yields what is hashed of a tensor; type and shape tell how long its bytes are."""
+    """Yields the hashed parts of a tensor; type and shape determine the length of its bytes."""
     yield _framed(name.encode()) + _framed(str(tensor.dtype).encode())
     yield _framed(b"".join(size.to_bytes(8, "big") for size in tensor.shape))
     yield tensor.detach().cpu().flatten().view(torch.uint8).numpy().data
 
 
-def _uniform(drawn: bytes, secret: Secret, label: Label, shape: Sequence[int]) -> Tensor:
-    """Returns the numbers of `uniform` for one kind of draw."""
-    words = np.frombuffer(_keystream(drawn, secret, label, 8 * math.prod(shape)), "<u8")
-    numbers = (words >> (64 - _BITS)).astype(np.float64)
-    numbers += 0.5
-    numbers /= 2**_BITS
-    return torch.from_numpy(numbers).view(tuple(shape))
+def _keystream(kind: bytes, secret: Secret, label: Label, length: int) -> bytes:
+    """Returns bytes that look random to anyone without the secret.
 
-
-def _keystream(drawn: bytes, secret: Secret, label: Label, length: int) -> bytes:
-    """Returns bytes that look random to whoever lacks the secret.
-
-    AES-256 in counter mode over zeros, under a key of its own for each label and kind of draw.
-    Counter mode breaks if a key meets the same nonce with two texts. Here every key has one
-    stream only, so the nonce can be zero, and a stream that is asked for again is the same.
+    AES-256 in counter mode over zeros, with a separate key for each label and kind of draw.
+    Counter mode breaks if one key and nonce encrypt two texts. Here each key has a single
+    stream, so the nonce can be zero, and asking for a stream again gives the same bytes.
 
     Args:
-        drawn: The kind of draw. If a sample and noise of one label came from one stream, the
-            noise would tell who is in the sample.
-        secret: Of the client.
+        kind: The kind of draw. If the sample and the noise of a label came from one stream,
+            the noise would reveal who is in the sample.
+        secret: The client's secret.
         label: What the bytes are for.
-        length: How many.
+        length: Number of bytes.
     """
     key = hashlib.blake2b(
-        label.encoded(), digest_size=_KEY_BYTES, key=secret.key, person=b"feddm " + drawn
+        label.encoded(), digest_size=_KEY_BYTES, key=secret.key, person=b"feddm " + kind
     )
     cipher = Cipher(AES256(key.digest()), CTR(bytes(16)))
     return cipher.encryptor().update(bytes(length))
 
 
 def _framed(part: bytes) -> bytes:
-    """Returns the bytes after their length, so that parts in a row do not run together."""
+    """Returns the bytes prefixed with their length, so that concatenation is unambiguous."""
     return len(part).to_bytes(8, "big") + part

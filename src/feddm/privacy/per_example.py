@@ -1,12 +1,12 @@
-"""Examples as a model sees them, with bits that depend on no other example.
+"""Batches in which the result for an example does not depend on any other example.
 
-Fast code treats the images of a batch differently: what it says about one depends in its last
-bits on how many others there are, and on its place among them. Whoever chooses the weights can
-make last bits as large as they like, and would see an example in what is said about the others.
+Fast kernels round differently depending on the batch size and on the position in the batch, so
+the last bits of one result depend on the other examples. A server that chooses the weights can
+make last bits arbitrarily large, and could detect an example through the results for others.
 
-So an example is alone in its batch, or it is in a batch of a fixed size, in a place that its
-own pixels choose: whatever the others are, the same code sees it. Places that nobody takes are
-empty.
+So each example is either alone in its batch, or in a batch of fixed size at a position that
+its own pixels determine. Either way the same code computes it, whatever the other examples
+are. Unused positions are filled with zeros.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from torch import Tensor
 
 from feddm.core.examples import Batch, Examples
 
-# More are faster for each example, and leave more places empty.
+# Positions per batch. More are faster per example, but leave more positions unused.
 PLACES = 16
 
 
 class Placed(NamedTuple):
-    """A batch in which every example has its own place."""
+    """A batch in which each example has its own position."""
 
-    x: Tensor  # what a model takes, `PLACES` images
-    numbers: Tensor  # which examples are in it
-    places: Tensor  # where
+    x: Tensor  # model inputs, `PLACES` images
+    numbers: Tensor  # indices of the examples in the batch
+    places: Tensor  # position of each of them
 
 
 def alone(data: Examples, number: int) -> Batch:
-    """Returns one example as a batch.
+    """Returns a batch of one example.
 
-    It has memory of its own, because fast code may round otherwise for numbers that begin at
-    another address.
+    The batch is a copy, because fast kernels may round differently at another memory alignment.
     """
     return data[torch.tensor([number], device=data.y.device)]
 
 
 def in_places(data: Examples) -> Iterator[Placed]:
-    """Yields all examples, in batches that are the same for an example whatever the others are.
+    """Yields all examples in batches of fixed size, at positions set by their own pixels.
 
     >>> pixels = torch.tensor([3, 19, 4], dtype=torch.uint8).view(3, 1, 1, 1)
     >>> for batch in in_places(Examples(pixels, torch.zeros(3, dtype=torch.int64))):
@@ -53,7 +52,7 @@ def in_places(data: Examples) -> Iterator[Placed]:
         return
     bytes_ = data.x.contiguous().flatten(1).view(torch.uint8)
     places = bytes_.sum(1, dtype=torch.int64) % PLACES
-    # The n-th example that chose a place is in the n-th batch.
+    # The n-th example with a given position goes into the n-th batch.
     same = places == torch.arange(PLACES, device=places.device)[:, None]
     turns = (same.cumsum(1) - 1)[places, torch.arange(len(places), device=places.device)]
     for turn in range(int(turns.max()) + 1):

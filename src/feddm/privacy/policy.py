@@ -1,14 +1,14 @@
-"""What a client agrees to, whatever the server asks.
+"""The client's own limits, whatever the server asks for.
 
-The policy is a file of the client's own machine, ``policy.toml`` in the user's configuration
-folder or what ``FEDDM_POLICY`` names. No setting of a run decides where it is, and no run goes
-without it, protected or not.
+The policy is a file on the client's machine: ``policy.toml`` in the user's configuration
+folder, or the file that ``FEDDM_POLICY`` names. No setting of a run can move it, and it applies
+to every run, private or not.
 
-    epsilon = 4                  # the most that is ever spent of a data set
+    epsilon = 4                  # total budget of a data set, over all runs
     delta = 1e-6
     mechanisms = ["features"]
 
-    [datasets.digits]            # over the values above, for this data set alone
+    [datasets.digits]            # overrides the values above for this data set
     epsilon = 100
 """
 
@@ -18,26 +18,26 @@ import difflib
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from platformdirs import user_config_path
 
-from feddm.config.schema import ALGORITHMS, Mechanism
+from feddm.config.registry import algorithm_names, mechanism_names
 from feddm.data.catalog import DATASETS, describe
 from feddm.errors import BudgetError, DataError, LedgerError
 from feddm.privacy.accounting import Event, Released, epsilon
 from feddm.privacy.units import Unit
 
-# Of a budget: what calibration may be off by.
+# Relative error that calibration may have.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a federation asks a client to take part in, by the names of the command line."""
+    """What a federation asks of a client, in the names of the command line."""
 
     algorithm: str = "feddm"
     mechanism: str = "none"
@@ -46,16 +46,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits of what leaves a client.
+    """Limits on what leaves a client.
 
     Args:
-        epsilon: The most that is ever spent, at `delta`.
-        delta: Of the guarantee.
-        noise_multiplier: The least noise of any one release.
-        mechanisms: Those that the client takes part in; ``None`` leaves it open.
-        algorithms: The same for algorithms.
-        units: The same for what is protected as a whole.
-        source: Where it comes from, for messages.
+        epsilon: Total budget at `delta`, over all runs.
+        delta: Delta of the guarantee.
+        noise_multiplier: Minimum noise multiplier of each release.
+        mechanisms: Allowed privacy mechanisms; ``None`` allows all.
+        algorithms: Allowed algorithms; ``None`` allows all.
+        units: Allowed units of privacy; ``None`` allows all.
+        source: Where the limits come from, for error messages.
     """
 
     epsilon: float = math.inf
@@ -64,33 +64,33 @@ class Policy:
     mechanisms: tuple[str, ...] | None = None
     algorithms: tuple[str, ...] | None = None
     units: tuple[str, ...] | None = None
-    source: str = "the budget of the run"
+    source: str = "the run's budget"
 
     def check(
         self, asked: Asked, planned: Sequence[Event], spent: Sequence[Event] = ()
     ) -> None:
-        """Raises `BudgetError` unless this may be released.
+        """Raises `BudgetError` if the policy does not allow these releases.
 
         Args:
-            asked: What for.
-            planned: What is to be released.
-            spent: What was released before.
+            asked: What the federation asks for.
+            planned: Releases to come.
+            spent: Earlier releases.
         """
-        for name, allowed in (
-            (asked.mechanism, self.mechanisms),
-            (asked.algorithm, self.algorithms),
-            (asked.unit, self.units),
+        for kind, name, allowed in (
+            ("mechanism", asked.mechanism, self.mechanisms),
+            ("algorithm", asked.algorithm, self.algorithms),
+            ("unit", asked.unit, self.units),
         ):
             if allowed is not None and name not in allowed:
+                rest = f"only {', '.join(allowed)}" if allowed else "nor any other"
                 raise BudgetError(
-                    f"a client takes part in {_listed(allowed)} alone, not in {name} "
-                    f"({self.source})"
+                    f"the client does not allow the {kind} {name}, {rest} ({self.source})"
                 )
         for event in planned:
             multiplier = event.noise_multiplier if isinstance(event, Released) else 0.0
             if multiplier < self.noise_multiplier:
                 raise BudgetError(
-                    f"a client asks for a noise multiplier of at least "
+                    f"the client requires a noise multiplier of at least "
                     f"{self.noise_multiplier:g}, got {multiplier:g} ({self.source})"
                 )
         if self.epsilon == math.inf:
@@ -98,13 +98,13 @@ class Policy:
         after = epsilon([*spent, *planned], self.delta)
         if after > self.epsilon * (1 + _ROUNDING):
             raise BudgetError(
-                f"a client would have spent epsilon {after:.4g} at delta {self.delta:g} "
-                f"after this round, and may spend {self.epsilon:g} ({self.source})"
+                f"after this round the client would have spent epsilon {after:.4g} at delta "
+                f"{self.delta:g}, and its limit is {self.epsilon:g} ({self.source})"
             )
 
 
 def own_policy(dataset: str) -> Policy:
-    """Returns what the client on this machine agrees to for a data set."""
+    """Returns this machine's policy for a data set."""
     named = os.environ.get("FEDDM_POLICY")
     path = Path(named).expanduser() if named else user_config_path("feddm") / "policy.toml"
     try:
@@ -112,22 +112,22 @@ def own_policy(dataset: str) -> Policy:
     except FileNotFoundError as error:
         if not named and not path.is_symlink():
             return Policy()
-        raise LedgerError(f"there is no policy {path}") from error
+        raise LedgerError(f"the policy {path} does not exist") from error
     except (OSError, ValueError) as error:
-        raise LedgerError(f"the policy {path} cannot be read: {error}") from error
+        raise LedgerError(f"cannot read the policy {path}: {error}") from error
     try:
         return Policy(**_limits(values, dataset), source=str(path))
     except (ValueError, DataError) as error:
-        raise LedgerError(f"the policy {path} cannot be used: {error}") from None
+        raise LedgerError(f"invalid policy {path}: {error}") from None
 
 
 def _limits(values: dict[str, Any], dataset: str) -> dict[str, Any]:
-    """Returns the limits for a data set; all others are checked as well."""
+    """Returns the limits for one data set, after checking those of all data sets."""
     tables = values.pop("datasets", {})
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-        raise ValueError("datasets must be tables, such as [datasets.digits]")
+        raise ValueError(f"datasets must be tables, such as [datasets.digits], got {tables!r}")
     for name in tables:
-        # A name of a node's own data is as good as any, but not one that was meant otherwise.
+        # A node's own data may have any name, so only reject what looks like a typo.
         if name not in DATASETS and difflib.get_close_matches(name.lower(), DATASETS, n=1):
             describe(name)
     checked = {name: _checked(table) for name, table in tables.items()}
@@ -135,8 +135,8 @@ def _limits(values: dict[str, Any], dataset: str) -> dict[str, Any]:
 
 
 _NAMES = {
-    "mechanisms": get_args(Mechanism),
-    "algorithms": ALGORITHMS,
+    "mechanisms": ("none", *mechanism_names()),
+    "algorithms": algorithm_names(),
     "units": get_args(Unit),
 }
 
@@ -146,12 +146,13 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit(key: str, value: object) -> float | tuple[str, ...]:
-    """Returns the value of a key; a `ValueError` says what it may be."""
+    """Returns the checked value of a key."""
     if key in _NAMES:
         if not isinstance(value, list) or not all(name in _NAMES[key] for name in value):
-            raise ValueError(f"{key} must be a list of {_listed(_NAMES[key])}, got {value!r}")
+            names = ", ".join(_NAMES[key])
+            raise ValueError(f"{key} must be a list of {names}, got {value!r}")
         return tuple(value)
-    number = math.nan  # which is in no range
+    number = math.nan  # fails every range check
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
     match key:
@@ -169,7 +170,3 @@ def _limit(key: str, value: object) -> float | tuple[str, ...]:
     if not good:
         raise ValueError(f"{key} must be {what}, got {value!r}")
     return number
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "nothing"

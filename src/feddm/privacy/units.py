@@ -1,8 +1,8 @@
-"""Whose privacy it is: one example, all examples of one person, or all of one client.
+"""The unit of privacy: one example, one group (for instance a patient), or one client.
 
-What a unit adds to a sum is clipped as a whole. If a patient has five images, protecting each
-of them alone protects the patient five times less; with the patient as the unit, all five
-together add no more than one would.
+The contribution of a unit to a sum is clipped as a whole. If a patient has five images,
+protecting each image protects the patient five times less. With the patient as the unit, all
+five together contribute no more than one image would.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Unit = Literal["example", "group", "client"]
 
 
 def units_of(data: Examples, unit: Unit) -> Tensor:
-    """Returns the number of the unit that each example belongs to, from 0.
+    """Returns the unit of each example, numbered from 0.
 
     >>> x, y = torch.zeros(3, 1, 1, 1), torch.zeros(3, dtype=torch.int64)
     >>> units_of(Examples(x, y, group=torch.tensor([7, 3, 7])), "group")
@@ -30,24 +30,24 @@ def units_of(data: Examples, unit: Unit) -> Tensor:
     if unit == "client":
         return torch.zeros(len(data), dtype=torch.int64)
     if data.group is None:
-        raise ValueError("these data do not say which group an example belongs to")
+        raise ValueError("privacy.unit is group, but the data have no groups")
     numbers: Tensor = data.group.cpu().unique(return_inverse=True)[1]
     return numbers
 
 
 class Sample(NamedTuple):
-    """Units in a sample: their examples, unit after unit, and how many each of them has."""
+    """Sampled units: their examples, unit by unit, and the number of examples of each unit."""
 
     examples: Tensor
     sizes: list[int]
 
 
 class Sampler:
-    """Samples whole units: all examples of one are in a sample, or none.
+    """Samples whole units: either all examples of a unit are in the sample, or none.
 
     Args:
-        data: Examples of a client.
-        unit: What is sampled.
+        data: The client's examples.
+        unit: The unit of privacy.
     """
 
     def __init__(self, data: Examples, unit: Unit) -> None:
@@ -60,7 +60,7 @@ class Sampler:
         """Returns a sample.
 
         Args:
-            draw: Chooses among that many units.
+            draw: Returns the sampled units, given the number of units.
         """
         chosen = draw(len(self._sizes))
         parts = [

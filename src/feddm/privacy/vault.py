@@ -1,10 +1,10 @@
-"""What a client keeps about its privacy: its secret, what it spent, and what it sent.
+"""The vault of a private client: its secret, its ledger, and what it sent.
 
-secret              256 bits, readable by its owner alone
-ledger.jsonl        one line for each release; it only grows
-uploads.jsonl       one line for each upload
-sent.safetensors    the last upload, which is sent again if it is asked for again
-errors.log          what went wrong, which is told to nobody else
+secret              256 bits, readable only by the owner
+ledger.jsonl        one line per release; append-only
+uploads.jsonl       one line per upload
+sent.safetensors    the last upload, to be sent again on request
+errors.log          error messages, which never leave the client
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from feddm.privacy.ledger import (
 from feddm.privacy.noise import Secret
 from feddm.privacy.policy import Asked, Policy
 
-# Names in the file of the last upload.
+# Record names in sent.safetensors.
 _ABOUT, _UPLOAD, _MEMORY = "about", "upload:", "memory:"
-# By how much versions of the accountant may differ; a release that is missing makes more.
+# Relative difference between versions of the accountant; a missing release exceeds it.
 _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client made in a round.
+    """The result of a private client's round.
 
     Args:
-        release: Tells one making from all others.
-        upload: What leaves.
-        memory: What the client keeps in mind.
+        release: Unique id of the release.
+        upload: What leaves the client.
+        memory: What the client remembers for its next round.
     """
 
     release: bytes
@@ -61,13 +61,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a client was asked, and what limits its answers.
+    """What a federation asks of a client, and the limits that apply.
 
     Args:
-        run: Name of the federation, unlike any other.
+        run: Unique name of the federation.
         asked: What it asks for.
-        budget: What it promises.
-        policy: What the client agrees to.
+        budget: The budget that it promises to keep.
+        policy: The client's own policy.
     """
 
     run: str
@@ -77,13 +77,13 @@ class Terms:
 
 
 class Vault:
-    """The folder of one client; only the client itself ever opens it.
+    """The private folder of one client, opened only by the client itself.
 
     Args:
-        folder: Where; it is made if need be.
-        terms: Of what it takes part in.
-        elsewhere: What was released of the same examples elsewhere.
-        secret: A secret for tests; else the one in the folder, which is made if need be.
+        folder: The folder, created if it does not exist.
+        terms: Terms of the federation.
+        elsewhere: Releases of the same examples in other splits.
+        secret: Fixed secret for tests. By default the folder's own, created if there is none.
     """
 
     def __init__(
@@ -101,35 +101,35 @@ class Vault:
             self.secret = secret or _secret(folder / "secret")
 
     def epsilon(self) -> float:
-        """Returns what is spent; under a fixed secret nothing is protected."""
+        """Returns the epsilon spent; with a fixed secret it is infinite."""
         if self.secret.for_tests:
             return math.inf
         return epsilon(self._spent(), self.terms.budget.delta)
 
     def agree(self, planned: Sequence[Event]) -> None:
-        """Raises `BudgetError` unless the client agrees to release this."""
+        """Raises `BudgetError` if the run's budget or the client's policy forbids this."""
         spent, terms = self._spent(), self.terms
         terms.budget.check(terms.asked, planned, spent)
-        # Tests go through the budget of a run, and no client agrees to them by mistake.
+        # A run with a fixed secret passes its own budget, but no policy with a limit.
         terms.policy.check(terms.asked, as_it_is(planned, self.secret.for_tests), spent)
 
     def entries(self) -> list[Entry]:
-        """Returns what was released so far."""
+        """Returns the client's ledger so far."""
         return read_entries(self.folder)
 
     def sent_before(self, context: bytes) -> Sent | None:
-        """Returns what was made in this very context, if it is the last that was made."""
+        """Returns the stored result if it was made in exactly this context."""
         try:
             records = from_bytes((self.folder / "sent.safetensors").read_bytes())
         except (OSError, SafetensorError):
-            return None  # none, or cut off: then it never left
+            return None  # missing or truncated, so it never left
         about = {name: bytes(part.tolist()) for name, part in records.pop(_ABOUT).items()}
         if about["context"] != context:
             return None
         return Sent(about["release"], _part(records, _UPLOAD), _part(records, _MEMORY))
 
     def keep(self, context: bytes, sent: Sent) -> None:
-        """Stores what was made, before it is paid for and leaves."""
+        """Stores a result, before it is paid for and sent."""
         about = {
             "context": torch.tensor(list(context), dtype=torch.uint8),
             "release": torch.tensor(list(sent.release), dtype=torch.uint8),
@@ -143,29 +143,29 @@ class Vault:
             )
 
     def entry(self, round_: int, release: bytes, events: tuple[Event, ...]) -> Entry:
-        """Returns a line of this client's ledger."""
+        """Returns a new entry for this client's ledger."""
         terms = self.terms
         return Entry(
             terms.run, round_, release, events, terms.asked.unit, self.secret.for_tests
         )
 
     def spend(self, entry: Entry) -> None:
-        """Writes an entry down, for good; one that is there already costs nothing more."""
+        """Adds an entry to the ledger for good, unless it is already there."""
         if entry not in self.entries():
             add_entry(self.folder, entry)
 
     @property
     def errors(self) -> Path:
-        """The file of what went wrong."""
+        """The log of errors."""
         return self.folder / "errors.log"
 
     def log_error(self, text: str) -> None:
-        """Writes down what went wrong."""
+        """Appends a text to the log of errors."""
         with files.explained(LedgerError, self.folder), self.errors.open("a") as file:
             file.write(f"{now()}\n{text}\n")
 
     def list_upload(self, entry: Entry, sent: Sent) -> None:
-        """Writes down that an upload leaves, also if it left before."""
+        """Lists an upload, even if it was sent before."""
         spent = self.epsilon()
         line = {
             "round": entry.round,
@@ -186,13 +186,13 @@ class Vault:
 class Vaults:
     """The vaults of all clients of a federation on one machine.
 
-    Whoever uses it holds the lock of the ledger, so that nobody else spends meanwhile.
+    The caller must hold the lock of the ledger, so that no other run spends at the same time.
 
     Args:
-        ledger: Of the data set: other splits of it have released of the same examples.
+        ledger: Ledger of the data set, shared with other splits of the same examples.
         split: Name of the split.
-        terms: Of all clients.
-        test_seed: Makes secrets that are fixed, for tests.
+        terms: Terms of the federation, the same for all clients.
+        test_seed: Seed of fixed secrets, for tests; empty for real ones.
     """
 
     ledger: Ledger
@@ -210,19 +210,19 @@ class Vaults:
 
     @functools.cached_property
     def elsewhere(self) -> list[Event]:
-        """What other splits of the data set have released, at worst; read once."""
+        """Worst-case releases of one unit in other splits of the data set; read once."""
         return self.ledger.elsewhere(
             self.split, self.terms.asked.unit, for_tests=bool(self.test_seed)
         )
 
     def spent(self) -> list[Event]:
-        """Returns all that was released of the data set, at worst."""
+        """Returns the worst-case releases of one unit in all splits of the data set."""
         return self.ledger.spent(
             self.split, self.terms.asked.unit, for_tests=bool(self.test_seed)
         )
 
     def epsilon(self) -> float:
-        """Returns the most that any client has spent, in all runs, and whoever takes part."""
+        """Returns the largest epsilon of any client over all runs, participating or not."""
         if self.test_seed:
             return math.inf
         unit, delta = self.terms.asked.unit, self.terms.budget.delta
@@ -233,11 +233,11 @@ class Vaults:
         return max(each, default=epsilon(self.elsewhere, delta))
 
     def check_paid(self, uploads: Iterable[tuple[int, int]], least: float) -> None:
-        """Raises `LedgerError` if the ledger does not know what this run has sent.
+        """Raises `LedgerError` if uploads of this run are missing from the ledger.
 
         Args:
-            uploads: Round and client of each upload that was received.
-            least: The epsilon after the last of them.
+            uploads: Round and client of each upload received.
+            least: The recorded epsilon after the last of them.
         """
         received = set(uploads)
         paid = {
@@ -248,14 +248,14 @@ class Vaults:
         }
         lost = sorted(received - paid)
         if lost:
-            what = f"the upload of client {lost[0][1]} in round {lost[0][0]}"
-        elif self.epsilon() < least * (1 - _ROUNDING):
-            what = "all that was spent before"
+            what = f"the upload of client {lost[0][1]} in round {lost[0][0]} is missing"
+        elif (spent := self.epsilon()) < least * (1 - _ROUNDING):
+            what = f"it adds up to epsilon {spent:.4g}, but {least:.4g} was spent"
         else:
             return
         raise LedgerError(
-            f"{self.ledger.folder} has lost lines: it does not know of {what}; put it back as "
-            "it was, or start a new run"
+            f"{self.ledger.folder} has lost lines: {what}; restore it from a backup, or start "
+            "a new run"
         )
 
     def _folder(self, client: int) -> Path:
@@ -263,12 +263,12 @@ class Vaults:
 
 
 def as_it_is(planned: Sequence[Event], for_tests: bool) -> Sequence[Event]:
-    """Returns what a release is worth: under a fixed secret, nothing protects it."""
-    return [Unprotected("a release under a fixed secret")] if for_tests else planned
+    """Returns the releases as they count: with a fixed secret they are unprotected."""
+    return [Unprotected("a release with a fixed secret")] if for_tests else planned
 
 
 def upload_log(client: Path) -> list[dict[str, Any]]:
-    """Returns what is known about each upload: when, for what, how large, and its hash."""
+    """Returns the list of a client's uploads, with their time, round, size and hash."""
     return read_lines(client / "uploads.jsonl")
 
 
@@ -281,7 +281,7 @@ def _part(records: Records, prefix: str) -> dict[str, Tensors]:
 
 
 def _secret(path: Path) -> Secret:
-    """Returns the secret in a file, or a new one, which is written first."""
+    """Returns the secret in a file; if there is none, writes a new one."""
     try:
         return Secret.from_hex(path.read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -290,5 +290,5 @@ def _secret(path: Path) -> Secret:
         return fresh
     except ValueError as error:
         raise LedgerError(
-            f"{path} is damaged; a client without its secret starts anew"
+            f"{path} is damaged; restore it from a backup, or delete it to make a new secret"
         ) from error

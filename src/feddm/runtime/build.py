@@ -1,38 +1,31 @@
-"""Config -> objects: the only place where names become classes."""
+"""Config -> objects."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from feddm.algorithms.base import Algorithm
-from feddm.algorithms.fedavg import FedAvg
-from feddm.algorithms.feddm import FedDM, PaperNoise, Synthesis
-from feddm.algorithms.fednova import FedNova
-from feddm.algorithms.fedprox import FedProx
-from feddm.algorithms.real import Real
-from feddm.algorithms.scaffold import Scaffold
+from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context
+from feddm.algorithms.costs import ClassTable, Work
+from feddm.config.registry import find_algorithm
 from feddm.config.schema import (
     Config,
     DataConfig,
     ModelConfig,
     PartitionConfig,
     RuntimeConfig,
-    SynthesisConfig,
 )
 from feddm.core.augmentation import Augmentation
-from feddm.core.coding import Coding
 from feddm.core.compile import accelerated, check_precision, compiler_problem, find_device
 from feddm.core.examples import Examples
+from feddm.core.flops import forward_flops
 from feddm.core.models import ConvNet, Model, ResNet18
 from feddm.core.seeding import numpy_generator
 from feddm.core.tensors import CPU
-from feddm.core.training import SGD
 from feddm.data import partition
 from feddm.data.catalog import DatasetInfo, described
 from feddm.data.datasets import Dataset, load
@@ -40,15 +33,12 @@ from feddm.errors import ConfigError
 from feddm.privacy.policy import own_policy
 from feddm.privacy.vault import Vaults
 from feddm.runtime.federation import cohort_size
-from feddm.runtime.private_build import build_private_feddm, build_private_sgd
-from feddm.runtime.protection import (
+from feddm.runtime.private_setup import (
     build_vaults,
     calibrated,
     check_policy,
-    expected_examples,
     with_absolute_ledger,
 )
-from feddm.runtime.workload import forward_flops, passes
 
 # Operations of a run beyond which compiling pays: eager code takes some four minutes for so
 # many on one core, compiled code half of it, and compiling up to one.
@@ -100,7 +90,7 @@ def build(config: Config, run: str = "") -> LocalSetup:
         config: What is run.
         run: Name of the federation, unlike any other, for the clients' ledgers.
     """
-    check(config)
+    check_config(config)
     if config.data.own.classes or config.data.holdout:
         key = "own" if config.data.own.classes else "holdout"
         raise ConfigError(
@@ -128,7 +118,7 @@ def build_server(
     config: Config,
     info: DatasetInfo,
     test: Examples | None,
-    table: np.ndarray[Any, Any] | None = None,
+    table: ClassTable | None = None,
 ) -> Setup:
     """Returns what the server of a run is made of.
 
@@ -160,7 +150,7 @@ def build_device(config: Config) -> torch.device:
     one example are no longer its own.
     """
     wanted = config.runtime.device
-    if config.privacy.mechanism != "none":
+    if config.privacy is not None:
         if wanted not in ("auto", "cpu"):
             raise ConfigError(
                 f"runtime.device must be cpu with privacy, got {wanted}: elsewhere sums are "
@@ -170,12 +160,12 @@ def build_device(config: Config) -> torch.device:
     return find_device(wanted)
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Raises an error for what can be known to fail before any data are read."""
     described(config.data)
     check_precision(config.runtime.precision, build_device(config))
     check_min_clients(config)
-    if config.data.holdout and config.privacy.mechanism != "none":
+    if config.data.holdout and config.privacy is not None:
         # Nor could a node refuse a share that leaves nothing without telling how much it has.
         raise ConfigError(
             "data.holdout must be 0 with privacy: a node does not say then how well a model "
@@ -193,17 +183,24 @@ def check_min_clients(config: Config) -> None:
         )
 
 
-def _compiling_pays(config: Config, model: Model, table: np.ndarray[Any, Any] | None) -> bool:
-    if not described(config.data).num_train:
+def _compiling_pays(config: Config, model: Model, table: ClassTable | None) -> bool:
+    info = described(config.data)
+    if not info.num_train:
         return False  # nobody says how many examples there are
-    if table is None or config.privacy.mechanism != "none":
+    if table is None or config.privacy is not None:
         # Whether it is compiled can be seen in the results, so it must not depend on examples.
-        of_a_class = expected_examples(config) / model.num_classes
+        of_a_class = info.num_train / config.partition.clients / model.num_classes
         table = np.full((config.partition.clients, model.num_classes), of_a_class)
-    work = passes(config, table)
+    work = work_of(config, model, table)
     # Not divided by the workers, whose number must not change a bit of the results.
     flops = forward_flops(model) * (work.clients.weight + work.server.weight)
     return config.rounds * flops > COMPILING_PAYS
+
+
+def work_of(config: Config, model: Model, table: ClassTable) -> Work:
+    """Returns the work of an average round with an average cohort."""
+    work, share = build_algorithm(config, model).passes(table), config.participation
+    return Work(work.clients.times(share), work.server.times(share))
 
 
 def build_dataset(config: DataConfig) -> Dataset:
@@ -252,78 +249,26 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
     return ConvNet(shape, num_classes, config.width, config.depth, config.norm)
 
 
-def build_algorithm(config: Config, model: Model, device: torch.device = CPU) -> Algorithm:
+def build_algorithm(
+    config: Config, model: Model, device: torch.device = CPU
+) -> ConfiguredAlgorithm:
     """Returns the algorithm with its settings."""
-    augmentation = Augmentation(**config.augmentation.model_dump())
-    local_sgd = SGD(
-        lr=config.local.lr,
-        epochs=config.local.epochs,
-        batch_size=config.local.batch_size,
-        momentum=config.local.momentum,
-        weight_decay=config.local.weight_decay,
-        augmentation=augmentation if config.local.augment else None,
+    privacy = config.privacy
+    if privacy is not None:
+        # Where a client keeps its ledger is none of an algorithm's business.
+        privacy = privacy.model_copy(update={"ledger": "", "test_secret": ""})
+    context = Context(
+        model=model,
+        clients=config.partition.clients,
+        rounds=config.rounds,
+        examples=described(config.data).num_train / config.partition.clients,
+        augmentation=Augmentation.model_validate(config.augmentation.model_dump()),
+        privacy=privacy,
+        device=device,
     )
-    private = None
-    if config.privacy.mechanism == "gradients":
-        private = build_private_sgd(config, local_sgd)
-    if config.algorithm == "fedavg":
-        return FedAvg(model, local_sgd, private=private)
-    if config.algorithm == "fedprox":
-        return FedProx(model, local_sgd, config.local.mu, private=private)
-    if config.algorithm == "fednova":
-        return FedNova(model, local_sgd, private=private)
-    if config.algorithm == "scaffold":
-        return Scaffold(
-            model,
-            local_sgd,
-            config.local.server_lr,
-            config.partition.clients,
-            private=private,
-        )
-    server_sgd = SGD(
-        lr=config.server.lr,
-        epochs=config.server.epochs,
-        batch_size=config.server.batch_size,
-        momentum=config.server.momentum,
-        weight_decay=config.server.weight_decay,
-        augmentation=augmentation if config.server.augment else None,
-        schedule=config.server.schedule,
-    )
-    union: dict[str, Any] = {
-        "model": model,
-        "images_per_class": config.synthesis.images_per_class,
-        "min_class_size": config.synthesis.min_class_size,
-        "server_sgd": server_sgd,
-        "server_radius": config.server.radius,
-        "weighting": config.server.weighting,
-        "device": device,
-        "coding": Coding(config.synthesis.coding),
-        "replay": config.server.replay,
-    }
-    if config.algorithm == "real":
-        return Real(**union)
-    if config.privacy.mechanism in ("none", "paper"):
-        noise = None
-        if config.privacy.mechanism == "paper":
-            noise = PaperNoise(config.privacy.noise_multiplier, config.privacy.clip)
-        synthesis = build_synthesis(config.synthesis, augmentation)
-        return FedDM(**union, synthesis=synthesis, paper_noise=noise)
-    return build_private_feddm(config, augmentation, union)
-
-
-def build_synthesis(config: SynthesisConfig, augmentation: Augmentation) -> Synthesis:
-    """Returns how a client of FedDM learns its images."""
-    return Synthesis(
-        steps=config.steps,
-        lr=config.lr,
-        momentum=config.momentum,
-        networks=None if config.networks == "fresh" else config.networks,
-        real_batch=None if config.real_batch == "all" else config.real_batch,
-        radius=config.radius,
-        start=config.start,
-        relative=config.distance == "relative",
-        augmentation=augmentation if config.augment else None,
-    )
+    kind = find_algorithm(config.algorithm.name)
+    assert issubclass(kind, ConfiguredAlgorithm)
+    return kind.build(config.algorithm, context)
 
 
 def num_workers(config: RuntimeConfig, cohort: int, device: torch.device = CPU) -> int:

@@ -1,4 +1,4 @@
-"""What an engine is: it runs one round's clients somewhere and yields their replies."""
+"""The engine interface, and the work of one client in one round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feddm.privacy.vault import Vault
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work of one round; all randomness in it comes from the three numbers."""
+    """One client's work in one round; the three numbers determine all its randomness."""
 
     client: int
     round: int
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back from one client."""
+    """One client's result of a round."""
 
     client: int
     upload: Records
@@ -44,22 +44,22 @@ class Reply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A client from which nothing came back, and why."""
+    """A client that returned no result, and the reason."""
 
     client: int
     reason: str
 
 
-ClientTick = Callable[[int, float], None]  # client, fraction of its work that is done
+ClientTick = Callable[[int, float], None]  # client, fraction of its work done
 
 
 class Engine(Protocol):
     """Runs tasks anywhere and yields the replies as they arrive, in any order.
 
-    Every task yields one reply or one dropout; an engine does not wait forever.
+    Every task yields one reply or one dropout; an engine never waits forever.
 
-    A client's memory stays on its side, and is kept only if its upload was accepted: after
-    `run` it is pending, and `commit` makes it the memory of the next round.
+    A client's memory stays with the client, and is kept only if its upload is accepted:
+    after `run` it is pending, and `commit` makes it the memory of the next round.
     """
 
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply | Dropout]: ...
@@ -76,13 +76,13 @@ def perform(
     device: torch.device = CPU,
     vault: Vault | None = None,
 ) -> tuple[LocalResult, float]:
-    """Does a client's work on one thread, and returns the result with the seconds it took.
+    """Does a client's work on one thread, and returns the result and the seconds it took.
 
-    One thread, because the order of float additions depends on their number: so a client gives
-    the same bits wherever it runs. What comes back is in the memory of the CPU.
+    The order of float additions depends on the number of threads. With one thread, a client
+    gives the same bits wherever it runs. The result is on the CPU.
 
-    With a vault the work is private: all that comes back is what was released, and what it
-    cost. Neither the time that it took nor the text of an error is told.
+    With a vault the work is private: only the release and its cost come back. The computing
+    time and the text of errors stay with the client.
     """
     rng = generator(task.seed, "client", task.round, task.client)
 
@@ -123,7 +123,7 @@ def perform(
 def context_of(
     run: str, algorithm: Algorithm, task: Task, data: Examples, memory: Records
 ) -> bytes:
-    """Returns a digest of all that decides what a client releases, beside its noise."""
+    """Returns a digest of everything that determines a client's release, except the noise."""
     tensors = {name: part for name, part in vars(data).items() if isinstance(part, Tensor)}
     parts = [
         repr((run, algorithm, data.normalization, task.client, task.round, task.seed)).encode(),
@@ -136,7 +136,7 @@ def context_of(
 
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Lets torch use this many threads inside the block."""
+    """Sets the number of torch threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

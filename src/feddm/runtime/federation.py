@@ -1,4 +1,4 @@
-"""The round loop: broadcast, local work, checks, aggregation, evaluation, all counted."""
+"""The round loop: broadcast, local work, checks, aggregation and evaluation, with counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[str, float], None]  # stage ("clients" or "server"), fracti
 
 @dataclass(frozen=True)
 class Federation:
-    """All that a run needs to go on after this many rounds, but for the clients' memories."""
+    """The state after a number of rounds: all a run needs to continue, except memories."""
 
     round: int
     state: Records
@@ -40,13 +40,13 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """How well the new model does on what a client holds out.
+    """The new model evaluated on a client's held-out examples.
 
     Args:
-        client: Who says so.
-        accuracy: Share of its examples that the model gets right.
-        balanced_accuracy: Mean of that share over its classes.
-        loss: Mean cross entropy.
+        client: Client number.
+        accuracy: Fraction of correct predictions.
+        balanced_accuracy: Mean of the accuracies per class.
+        loss: Mean cross-entropy.
     """
 
     client: int
@@ -57,39 +57,39 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class RoundEvaluation:
-    """How well a model does, and who says so if it is not the server."""
+    """Evaluation of a model, with the clients' own evaluations if they made it."""
 
     accuracy: float
     loss: float
     sites: tuple[SiteRecord, ...] = ()
 
 
-Evaluator = Callable[[Tensors, int], RoundEvaluation]  # of the model after this round
+Evaluator = Callable[[Tensors, int], RoundEvaluation]  # parameters, round
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in a round.
+    """The record of a round.
 
     Args:
-        round: Its number, from 1.
-        accuracy: Share of test examples that the new model gets right; without a test set the
-            mean of what the sites say.
-        loss: Mean cross entropy of the new model on the test examples, or the same mean.
-        floats_up: Floating-point numbers that all clients sent.
-        floats_down: Floating-point numbers that all clients received.
-        bytes_up: Bytes that all clients sent, labels and all, before any framing.
-        bytes_down: Bytes that all clients received.
-        client_seconds: Computing time of all clients together; nan if they do not tell.
+        round: Round number, from 1.
+        accuracy: Accuracy of the new model on the test set; without a test set, the mean over
+            the sites.
+        loss: Mean cross-entropy of the new model on the test set, or the mean over the sites.
+        floats_up: Floating-point numbers sent by all clients.
+        floats_down: Floating-point numbers received by all clients.
+        bytes_up: Bytes sent by all clients, including labels, before any framing.
+        bytes_down: Bytes received by all clients.
+        client_seconds: Total computing time of the clients; nan if they do not report it.
         server_seconds: Computing time of the server, without evaluation.
-        clients: Each client's part.
-        dropouts: Who was asked and brought nothing, and why.
-        sites: What clients say about the new model, if they are asked.
-        epsilon: The most that any client has spent so far, in this run or before; infinite if
-            nothing is guaranteed, and ``None`` without privacy.
-        delta: Of that guarantee.
-        unit: What it protects.
-        privacy: The mechanism that gives it, or in words that there is none.
+        clients: One record per client that delivered.
+        dropouts: Clients that were asked but did not deliver, with the reason.
+        sites: The clients' evaluations of the new model, if they evaluate it.
+        epsilon: Largest epsilon spent by any client so far, including earlier runs; infinite
+            without a guarantee, ``None`` without privacy.
+        delta: Delta of the guarantee.
+        unit: Unit of privacy.
+        privacy: Mechanism of the guarantee, or a text saying that there is none.
     """
 
     round: int
@@ -112,16 +112,16 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What decides the rounds of a run, beside the algorithm.
+    """What determines the rounds of a run, besides the algorithm.
 
     Args:
-        rounds: How many there are.
+        rounds: Number of rounds.
         clients: Number of clients.
-        participation: Share of them that takes part in a round.
-        seed: Everything random comes from it.
-        min_clients: A round counts if so many of its clients delivered; ``None``: all.
-        retries: How often a round is tried again that lost too many.
-        server_threads: Threads of the server's work.
+        participation: Fraction of the clients that take part in a round.
+        seed: Seed of all randomness.
+        min_clients: Clients that must deliver for a round to count; ``None`` means all.
+        retries: How often to repeat a round that lost too many clients.
+        server_threads: Number of threads for the server's work.
     """
 
     rounds: int
@@ -140,7 +140,7 @@ def start(algorithm: Algorithm, seed: int) -> Federation:
 
 
 def evaluator_on(algorithm: Algorithm, test: Examples, device: torch.device = CPU) -> Evaluator:
-    """Returns an evaluator with its own test set."""
+    """Returns an evaluator for a test set."""
     test = test.to(device)
 
     def evaluator(params: Tensors, number: int) -> RoundEvaluation:
@@ -159,11 +159,10 @@ def run(
     plan: RoundPlan,
     progress: Progress,
 ) -> Iterator[tuple[Federation, RoundRecord]]:
-    """Yields the federation and a record after each round, up to the last of the plan.
+    """Yields the federation and a record after each round, until the plan is complete.
 
-    It prints and writes nothing, and every round depends only on the seed and on the state
-    before it: so a run that is stopped anywhere can go on from its last checkpoint with the
-    same bits.
+    It prints and writes nothing. Each round depends only on the seed and on the state before
+    it, so an interrupted run can continue from its last checkpoint with the same bits.
     """
     while federation.round < plan.rounds:
         federation, record = _next_round(
@@ -215,7 +214,7 @@ def _next_round(
 def _aggregated(
     intake: Intake, engine: Engine, federation: Federation, plan: RoundPlan, progress: Progress
 ) -> tuple[Records, float]:
-    """Returns the next state, and the seconds that the server took for it."""
+    """Returns the next state, and the server's computing time in seconds."""
     number, cohort = federation.round + 1, intake.cohort
     done = dict.fromkeys(cohort, 0.0)
 
@@ -224,7 +223,7 @@ def _aggregated(
         progress("clients", sum(done.values()) / len(done))
 
     tasks = (Task(client, number, plan.seed, intake.download) for client in cohort)
-    # In client order, because float addition depends on order and engines finish in any.
+    # In client order, because float addition depends on the order and engines finish in any.
     replies = Timed(in_order(finished(engine.run(tasks, tick), tick), cohort))
     begin = time.perf_counter()
     with threads(plan.server_threads):
@@ -238,7 +237,7 @@ def _aggregated(
 
 
 def cohort_size(clients: int, participation: float) -> int:
-    """Returns how many clients take part in a round: a share of them, at least one.
+    """Returns the number of clients in a round, at least one.
 
     >>> cohort_size(10, 1.0), cohort_size(10, 0.25), cohort_size(10, 0.01)
     (10, 2, 1)
@@ -247,13 +246,13 @@ def cohort_size(clients: int, participation: float) -> int:
 
 
 def sampled_cohort(clients: int, participation: float, rng: torch.Generator) -> list[int]:
-    """Returns the clients of a round, drawn at random, in ascending order."""
+    """Returns a random cohort, in ascending order."""
     number = cohort_size(clients, participation)
     return sorted(torch.randperm(clients, generator=rng)[:number].tolist())
 
 
 class Timed(Iterator[Reply | Dropout]):
-    """Passes replies on, and adds up the seconds that were spent waiting for them."""
+    """Passes replies on, and measures the seconds spent waiting for them."""
 
     def __init__(self, replies: Iterator[Reply | Dropout]) -> None:
         self.seconds = 0.0
@@ -270,7 +269,7 @@ class Timed(Iterator[Reply | Dropout]):
 def finished(
     replies: Iterable[Reply | Dropout], tick: Callable[[int, float], None]
 ) -> Iterator[Reply | Dropout]:
-    """Yields the replies and counts each as wholly done."""
+    """Yields the replies, and reports each client as done."""
     for reply in replies:
         tick(reply.client, 1.0)
         yield reply
@@ -279,7 +278,7 @@ def finished(
 def in_order(
     replies: Iterable[Reply | Dropout], cohort: Sequence[int]
 ) -> Iterator[Reply | Dropout]:
-    """Yields the replies in the order of the cohort, each as soon as it can."""
+    """Yields the replies in the order of the cohort, each as soon as possible."""
     early: dict[int, Reply | Dropout] = {}
     due = iter(cohort)
     client = next(due)
@@ -291,13 +290,13 @@ def in_order(
 
 
 class Intake:
-    """Lets the good uploads of a round in, and writes down who brought which and who none.
+    """Checks the uploads of a round, and records who delivered and who dropped out.
 
     Args:
-        algorithm: It knows what an upload is.
-        download: What the clients had.
-        cohort: Who was asked.
-        min_clients: How many must deliver; ``None``: all.
+        algorithm: Parses the uploads.
+        download: What the clients received.
+        cohort: The clients of the round.
+        min_clients: Clients that must deliver; ``None`` means all.
     """
 
     def __init__(
@@ -315,7 +314,7 @@ class Intake:
         self._needed = len(cohort) if min_clients is None else min(min_clients, len(cohort))
 
     def accepted(self, replies: Iterable[Reply | Dropout]) -> Iterator[Upload]:
-        """Yields the uploads that pass; too few are a `LostClientsError`, at once."""
+        """Yields the valid uploads; raises `LostClientsError` as soon as too few are left."""
         for reply in replies:
             try:
                 upload = self._checked(reply)
@@ -347,6 +346,6 @@ class Intake:
                 f"client {dropout.client}: {dropout.reason}" for dropout in self.dropouts
             )
             raise LostClientsError(
-                f"{lost} ({left} of {len(self.cohort)} clients are left, and min_clients is "
+                f"{lost} ({left} of {len(self.cohort)} clients are left, but min_clients is "
                 f"{self._needed})"
             )

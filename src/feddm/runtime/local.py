@@ -1,6 +1,6 @@
-"""Clients on this machine: in this process, or spread over worker processes.
+"""Clients on this machine, in this process or in worker processes.
 
-The reference engine. The bits of a result do not depend on the number of workers.
+This is the reference engine. Results are bit-identical for any number of workers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from feddm.runtime.worker import Shards, WorkerSetup, receive, send
 
 
 class InProcess:
-    """Runs clients one after another here, or side by side in worker processes.
+    """Runs clients one by one in this process, or in parallel in worker processes.
 
     Args:
         algorithm: What the clients do.
         data: The examples of all clients.
-        shards: For each client, which examples are its own.
-        workers: 1 works in this process; more start that many, each on one thread.
-        memories: What clients remember from an earlier part of the run.
-        device: Where clients compute.
-        vaults: What clients keep about their privacy, if the algorithm is private.
+        shards: Indices of each client's examples.
+        workers: 1 uses this process; more start that many processes of one thread each.
+        memories: The clients' memories from earlier rounds.
+        device: Device of the clients' work.
+        vaults: The clients' vaults, if the algorithm is private.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class InProcess:
 
     @property
     def pids(self) -> list[int]:
-        """The worker processes; empty if all is done in this one."""
+        """Process ids of the workers; empty if this process does the work."""
         return [] if self._workers is None else self._workers.pids
 
     def run(self, tasks: Iterable[Task], tick: ClientTick) -> Iterator[Reply]:
@@ -116,7 +116,7 @@ class InProcess:
 
 
 class _Workers:
-    """Worker processes, each with a thread of ours that talks to it."""
+    """Worker processes, each with a thread in this process that talks to it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Workers:
         device: torch.device,
         vaults: Vaults | None,
     ) -> None:
-        # Some systems cannot remove a file that a worker has mapped, until it has ended.
+        # Some systems cannot remove a mapped file until the worker has ended.
         self._folder = tempfile.TemporaryDirectory(prefix="feddm-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         try:
@@ -135,8 +135,8 @@ class _Workers:
         except OSError as error:
             self._folder.cleanup()
             raise EngineError(
-                f"cannot share the data with workers in {folder}: {error.strerror}; "
-                "set TMPDIR to a folder with room, or use --workers 1"
+                f"cannot write the workers' data to {folder}: {error.strerror}; "
+                "set TMPDIR to a folder with enough space, or use --workers 1"
             ) from error
         self._setup: WorkerSetup | None = WorkerSetup(
             algorithm, folder, data.normalization, device, vaults
@@ -151,7 +151,7 @@ class _Workers:
     def run(
         self, pairs: Iterable[tuple[Task, Records]], tick: ClientTick
     ) -> Iterator[tuple[Reply, Records]]:
-        """Yields replies as they arrive; a task is drawn when a worker is free for it."""
+        """Yields replies as they arrive; takes a task only when a worker is free."""
         waiting = iter(pairs)
         lock = threading.Lock()
         inbox: queue.Queue[Any] = queue.Queue()
@@ -185,9 +185,9 @@ class _Workers:
                 raise fields[0]
 
     def _set_up(self) -> None:
-        """Has all workers map the data, once, and then removes the files.
+        """Has all workers map the data once, then removes the files.
 
-        So that not even a process that is killed leaves a copy of the data behind.
+        So even a killed process leaves no copy of the data behind.
         """
         if self._setup is None:
             return
@@ -202,26 +202,26 @@ class _Workers:
         for worker in self._processes:
             worker.kill()
         for thread in self._threads:
-            if thread.is_alive():  # Ctrl-C may have come before all of them were started
-                thread.join()  # its worker is gone, so it has nothing to wait for
+            if thread.is_alive():  # Ctrl-C may have come before all were started
+                thread.join()  # does not block, because its worker is gone
         for worker in self._processes:
             worker.close()
         self._folder.cleanup()
 
 
 class _Worker:
-    """One worker process, from our side."""
+    """One worker process, as seen by the parent."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._download: Records | None = None  # what the worker has at the moment
+        self._download: Records | None = None  # the download that the worker has now
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def work(self, task: Task, memory: Records, put: Any) -> None:
-        """Has one task done, and puts its ticks and its reply."""
+        """Has the worker do one task, and puts its ticks and its reply."""
         if task.download is not self._download:
             self.send(("download", to_bytes(task.download)))
             self._download = task.download
@@ -269,14 +269,14 @@ class _Worker:
     def _death(self) -> EngineError:
         code = self._process.wait()
         return EngineError(
-            f"a worker process ended unexpectedly (exit code {code}); if memory ran out, "
-            "use fewer with --workers"
+            f"a worker process ended unexpectedly (exit code {code}); if it ran out of memory, "
+            "reduce --workers"
         )
 
 
 def _start() -> _Worker:
-    # -P, because -m alone would look for modules in the current folder first; a worker finds
-    # what this process finds, and nothing else.
+    # -P, because -m alone would search the current folder first. A worker must import exactly
+    # the modules that this process would.
     command = [sys.executable, "-P", "-m", "feddm.runtime"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return _Worker(

@@ -1,4 +1,4 @@
-"""A trained model as a file that can be used without the run that made it."""
+"""A trained model in a file that you can use without the run that made it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from feddm.config.schema import ModelConfig
 from feddm.core.examples import Normalization
 from feddm.core.models import Model
-from feddm.core.tensors import Tensors, described, read_described
+from feddm.core.tensors import Tensors, file_content, read_file
 from feddm.errors import DataError
 from feddm.runtime.build import build_model
 
@@ -20,7 +20,7 @@ KIND = "model"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with its parameters, and all that is needed to use it on pixels."""
+    """A model with its parameters and everything needed to apply it to pixels."""
 
     config: ModelConfig
     model: Model
@@ -46,23 +46,23 @@ class TrainedModel:
             "mean": self.normalization.mean,
             "std": self.normalization.std,
         }
-        return described(KIND, self.params, about)
+        return file_content(KIND, self.params, about)
 
 
 def load_model(path: str | Path) -> TrainedModel:
-    """Returns the model that a run wrote as ``model.safetensors``."""
-    params, about = read_described(path, KIND)
+    """Loads the ``model.safetensors`` of a run."""
+    params, about = read_file(path, KIND)
     try:
         config = ModelConfig.model_validate(about["model"])
         channels, height, width = about["shape"]
         classes = tuple(about["classes"])
         normalization = Normalization(tuple(about["mean"]), tuple(about["std"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} does not say how to use the model in it") from error
+        raise DataError(f"{path} has no valid description of its model") from error
     model = build_model(config, (channels, height, width), len(classes))
     expected = model.init(torch.Generator())
     if {name: t.shape for name, t in params.items()} != {
         n: t.shape for n, t in expected.items()
     }:
-        raise DataError(f"{path} does not have the parameters of the model that it describes")
+        raise DataError(f"{path} does not have the parameters of the model it describes")
     return TrainedModel(config, model, params, classes, normalization)

@@ -12,10 +12,10 @@ from feddm.runtime.federation import ClientRecord, RoundRecord, SiteRecord
 
 
 def to_line(record: RoundRecord) -> str:
-    """Returns the record as one line of JSON; numbers that are not finite become null.
+    """Returns the record as one line of JSON; non-finite numbers become null.
 
-    Empty fields are left out, such as epsilon without privacy. An epsilon of null is infinite:
-    there is no guarantee.
+    Empty fields are left out, such as epsilon without privacy. An epsilon of null means
+    infinity: there is no guarantee.
     """
     fields = dataclasses.asdict(record)
     none = [key for key in ("dropouts", "sites") if not fields[key]]
@@ -25,31 +25,31 @@ def to_line(record: RoundRecord) -> str:
 
 
 def from_line(line: str) -> RoundRecord:
-    """Returns the record that `to_line` wrote; raises `ValueError` if the line is another."""
+    """Returns the record that `to_line` wrote; raises `ValueError` for any other line."""
     try:
         fields = json.loads(line)
         if not isinstance(fields["round"], int):
             raise TypeError(f"round {fields['round']!r}")
         clients = tuple(ClientRecord(**_numbers(client)) for client in fields.pop("clients"))
-        old = fields.pop("losses", [])  # their name up to version 0.1
+        old = fields.pop("losses", [])  # the name of dropouts up to version 0.1
         dropouts = tuple(Dropout(**each) for each in fields.pop("dropouts", old))
         sites = tuple(SiteRecord(**_numbers(site)) for site in fields.pop("sites", []))
         if "epsilon" in fields and fields["epsilon"] is None:
             fields["epsilon"] = math.inf
         return RoundRecord(**_numbers(fields), clients=clients, dropouts=dropouts, sites=sites)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a line of results: {error}") from error
+        raise ValueError(f"not a round record: {error}") from error
 
 
 def _numbers(value: Any) -> Any:
-    """Returns the fields with nan for null."""
+    """Returns the value with nan in place of null."""
     if isinstance(value, dict):
         return {key: _numbers(item) for key, item in value.items()}
     return math.nan if value is None else value
 
 
 def finite(value: Any) -> Any:
-    """Returns the value with null for every number that JSON cannot hold."""
+    """Returns the value with null in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A run from start to end: rounds, checkpoints and the final files."""
+"""A run from start to finish: rounds, checkpoints and final files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddm.config.schema import Config, resolve
+from feddm.config.resolve import resolve
+from feddm.config.schema import Config
 from feddm.core.examples import Normalization
 from feddm.data.partition import class_table
 from feddm.errors import RunDirectoryError
@@ -31,14 +32,14 @@ from feddm.runtime.wording import promised
 
 @dataclass(frozen=True)
 class RunResult:
-    """What comes out of a run.
+    """The result of a run.
 
     Args:
-        config: What was run.
-        records: One record for each round.
+        config: The configuration.
+        records: One record per round.
         model: The final model.
         synthetic: The synthetic sets of the last round, if the algorithm makes any.
-        directory: Where all of it was written, if it was.
+        directory: The run directory, if there is one.
     """
 
     config: Config
@@ -49,19 +50,19 @@ class RunResult:
 
 
 class Observer:
-    """Is told how a run goes on; subclasses show it. This one shows nothing."""
+    """Receives the progress of a run; subclasses display it, this class ignores it."""
 
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
-        """The data are read and split; `records` are of rounds done before."""
+        """Called when the data are loaded and split; `records` are those of earlier rounds."""
 
     def progress(self, stage: str, fraction: float) -> None:
-        """A stage of the round, ``clients`` or ``server``, is so far done."""
+        """Called during a round: `fraction` of the stage (``clients``, ``server``) is done."""
 
     def finished_round(self, record: RoundRecord) -> None:
-        """A round is over, and written down."""
+        """Called when a round is done and saved."""
 
     def notice(self, text: str) -> None:
-        """Something that the user should know and that is no error."""
+        """Called with something the user should know that is not an error."""
 
 
 def execute(
@@ -71,26 +72,26 @@ def execute(
     opened: OpenSession = local_session,
     arguments: Sequence[str] = (),
 ) -> RunResult:
-    """Runs a complete configuration, in a new run directory if one is named.
+    """Runs a complete configuration.
 
     Args:
-        config: What is run.
-        out: A new run directory.
-        observer: Is told how it goes.
+        config: The configuration.
+        out: New run directory; ``None`` writes nothing.
+        observer: Receives the progress.
         opened: Opens the session with the clients; by default they are on this machine.
-        arguments: Arguments of the command line, if it was started there.
+        arguments: Arguments of the command line that started the run, if any.
     """
     run = uuid.uuid4().hex
     with opened(config, run, {}) as session:
         setup = session.setup
         fresh = start(setup.algorithm, config.seed)
         if out is None:
-            return _go(session, fresh, [], None, observer)
+            return _run_remaining(session, fresh, [], None, observer)
         environment = _environment(session, run)
         if arguments:
             environment["arguments"] = list(arguments)
         with RunDirectory.create(out, setup.config, environment) as directory:
-            return _go(session, fresh, [], directory, observer)
+            return _run_remaining(session, fresh, [], directory, observer)
 
 
 def resume(
@@ -101,13 +102,13 @@ def resume(
     observer: Observer | None = None,
     opened: OpenSession = local_session,
 ) -> RunResult:
-    """Continues a run that was interrupted; it ends with the bits of an uninterrupted one.
+    """Continues an interrupted run; the result is bit-identical to an uninterrupted one.
 
     Args:
-        directory: Its run directory.
-        workers: Worker processes; results do not depend on it.
-        data_dir: Folder of the data sets, if they are elsewhere now.
-        observer: Is told how it goes.
+        directory: The run directory.
+        workers: Number of worker processes; it does not change the results.
+        data_dir: Folder of the data sets, if it has moved.
+        observer: Receives the progress.
         opened: Opens the session with the clients; by default they are on this machine.
     """
     observer = observer or Observer()
@@ -126,17 +127,17 @@ def resume(
             fresh = start(session.setup.algorithm, config.seed)
             federation, memories = earlier.rewind() or (fresh, {})
             session.memories.update(memories)
-            return _go(session, federation, earlier.records(), earlier, observer)
+            return _run_remaining(session, federation, earlier.records(), earlier, observer)
 
 
-def _go(
+def _run_remaining(
     session: Session,
     federation: Federation,
     records: list[RoundRecord],
     directory: RunDirectory | None,
     observer: Observer,
 ) -> RunResult:
-    """Runs the rounds that are left, writes each down, and returns the whole."""
+    """Runs and saves the remaining rounds, and returns the result of the whole run."""
     setup, config = session.setup, session.setup.config
     for text in setup.notices:
         observer.notice(text)
@@ -156,7 +157,8 @@ def _go(
         setup.algorithm, session.engine, federation, session.evaluator, plan, observer.progress
     ):
         federation = latest
-        if (epsilon := session.epsilon([*records, record])) is not None:
+        epsilon = session.epsilon([*records, record])
+        if epsilon is not None and config.privacy is not None:
             record = promised(record, epsilon, config.privacy)
         if directory is not None:
             directory.save_round(federation, record, session.memories)
@@ -166,14 +168,14 @@ def _go(
     if directory is not None:
         if result.synthetic is not None:
             directory.write("synthetic.safetensors", result.synthetic.to_bytes())
-        # The model last: whoever finds it may take the run for finished.
+        # The model is last, because its presence means that the run is finished.
         directory.write("model.safetensors", result.model.to_bytes())
     return result
 
 
 def _write_partition(directory: RunDirectory, setup: Setup) -> None:
-    """Writes how many examples of each class each client has, unless that is protected."""
-    if setup.config.privacy.guaranteed or not isinstance(setup, LocalSetup):
+    """Writes the number of examples per client and class, unless privacy protects it."""
+    if setup.config.guaranteed or not isinstance(setup, LocalSetup):
         return
     table = class_table(setup.dataset.train.y.numpy(), setup.shards, len(setup.info.classes))
     content = {"classes": list(setup.info.classes), "table": table.tolist()}
@@ -208,7 +210,7 @@ def _result(
 
 
 def _environment(session: Session, run: str) -> dict[str, Any]:
-    """Returns what can change the bits of a run beside its configuration, and its name."""
+    """Returns the run's name, and what can change its bits besides the configuration."""
     return {
         "run": run,
         "feddm": version("feddm"),
@@ -226,13 +228,13 @@ def _environment(session: Session, run: str) -> dict[str, Any]:
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
     if before.get("data") == ON_NODES != now["data"]:
         raise RunDirectoryError(
-            "the clients of this run are on Flower's nodes; go on there, with "
+            "the clients of this run are on Flower nodes; resume it with "
             "`flwr run APP -c 'resume=\"DIR\"'`"
         )
     if before.get("data") != now["data"]:
         raise RunDirectoryError(
-            "the data or their split are not those that the run began with; "
-            "point --data-dir at the same files, or start a new run"
+            "the data or their split have changed since the run began; "
+            "point --data-dir at the original files, or start a new run"
         )
     changed = [
         f"{key} {before[key]} -> {now[key]}"
@@ -240,4 +242,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
         if key != "ledger" and key in before and before[key] != now[key]
     ]
     if changed:
-        observer.notice(f"since the run began: {', '.join(changed)}; bits may differ")
+        observer.notice(
+            f"changed since the run began: {', '.join(changed)}; "
+            "results may not be bit-identical"
+        )

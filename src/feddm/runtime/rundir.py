@@ -1,18 +1,18 @@
-"""A run directory: all that a run leaves behind, and all that it needs to go on.
+"""A run directory: everything a run produces, and everything it needs to resume.
 
     config.toml               the complete configuration
-    environment.json          versions, processor, a fingerprint of the data, and which ledger
+    environment.json          versions, processor, fingerprint of the data, and the ledger
     partition.json            examples per client and class, unless privacy protects them
-    results.jsonl             one line for each round
+    results.jsonl             one line per round
     checkpoints/round_00000012/
-        state.safetensors     what the server knows after the round
-        memories.safetensors  what the clients remember
+        state.safetensors     the server's state after the round
+        memories.safetensors  the clients' memories
     model.safetensors         the final model
     synthetic.safetensors     the synthetic sets of the last round
 
-Files and checkpoints are written beside their final names and then renamed, so that whatever
-has its final name is whole. Nothing in here is a pickle, and no client's secret is here: people
-share run directories.
+Files and checkpoints are written under a temporary name and then renamed, so anything with its
+final name is complete. There are no pickles and no client secrets, because people share run
+directories.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import filelock
 from safetensors import SafetensorError
 from torch import Tensor
 
-from feddm.config.schema import Config, load_toml, written
+from feddm.config.resolve import load_toml, written
+from feddm.config.schema import Config
 from feddm.core import files
 from feddm.core.tensors import Records, from_bytes, to_bytes
 from feddm.errors import RunDirectoryError
@@ -39,7 +40,7 @@ from feddm.runtime.results import from_line, to_line
 
 
 class RunDirectory:
-    """A run directory that this process alone writes to; use it in a ``with`` block."""
+    """A run directory; a ``with`` block locks it against other processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,11 +48,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Config, environment: Mapping[str, Any]) -> Self:
-        """Makes a new run directory; one that has anything in it is never taken."""
+        """Creates a run directory; raises `RunDirectoryError` if it exists and is not empty."""
         check_free(path)
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            # Two processes may have come so far at once; the one with the lock goes on.
+            # Two processes may get here at the same time; the one with the lock continues.
             with cls(path) as directory:
                 _check_empty(path)
                 directory.write("environment.json", json.dumps(environment, indent=2).encode())
@@ -71,7 +72,7 @@ class RunDirectory:
                 self._lock.acquire(timeout=0)
             except filelock.Timeout:
                 raise RunDirectoryError(
-                    f"{self.path} is in use by another process; wait for it or stop it"
+                    f"{self.path} is in use by another process; wait until it ends, or stop it"
                 ) from None
         return self
 
@@ -88,14 +89,14 @@ class RunDirectory:
         return written(load_toml(self.path / "config.toml"))
 
     def environment(self) -> dict[str, Any]:
-        """Returns the versions and the fingerprint that the run began with."""
+        """Returns the environment that the run began with."""
         try:
             return dict(json.loads((self.path / "environment.json").read_text()))
         except (OSError, TypeError, ValueError) as error:
-            raise RunDirectoryError(f"{self.path}/environment.json cannot be read") from error
+            raise RunDirectoryError(f"cannot read {self.path}/environment.json") from error
 
     def records(self) -> list[RoundRecord]:
-        """Returns the rounds written down; a last line that was cut off is left out."""
+        """Returns the records of the rounds so far; a truncated last line is dropped."""
         file = self.path / "results.jsonl"
         try:
             return [from_line(line) for line in files.whole_lines(file)]
@@ -105,7 +106,7 @@ class RunDirectory:
     def save_round(
         self, federation: Federation, record: RoundRecord, memories: Mapping[int, Records]
     ) -> None:
-        """Writes the line of a round, then the checkpoint that makes it final."""
+        """Writes the record of a round, then the checkpoint that makes it final."""
         with _explained(self.path):
             files.append(self.path / "results.jsonl", to_line(record))
             folder = self.path / "checkpoints"
@@ -128,7 +129,7 @@ class RunDirectory:
                     shutil.rmtree(older)
 
     def rewind(self) -> tuple[Federation, dict[int, Records]] | None:
-        """Returns the last checkpoint, if any, and forgets what was written down after it."""
+        """Returns the last checkpoint, if any, and deletes the records of later rounds."""
         with _explained(self.path):
             finals = sorted((self.path / "checkpoints").glob("round_????????"))
             number = int(finals[-1].name.removeprefix("round_")) if finals else 0
@@ -145,25 +146,25 @@ class RunDirectory:
             return Federation(number, state), dict(memories)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a whole file under its name, or nothing."""
+        """Writes a file atomically."""
         with _explained(self.path):
             files.write_whole(self.path / name, data)
 
 
 def next_free(parent: Path, name: str) -> Path:
-    """Makes ``parent/name-1``, or the first such number that is free, and returns it."""
+    """Creates and returns ``parent/name-1``, or the one with the first free number."""
     number = 1
     with _explained(parent):
         while True:
             path = parent / f"{name}-{number}"
             with contextlib.suppress(FileExistsError):
-                path.mkdir(parents=True)  # now nobody else can have it
+                path.mkdir(parents=True)  # fails if another process was faster
                 return path
             number += 1
 
 
 def check_free(path: Path) -> None:
-    """Raises `RunDirectoryError` if something is where a new run directory should be."""
+    """Raises `RunDirectoryError` if a new run directory cannot be created here."""
     if path.is_file():
         raise RunDirectoryError(f"{path} is a file; name a directory with --out")
     with _explained(path):
@@ -172,7 +173,7 @@ def check_free(path: Path) -> None:
 
 
 def _check_empty(path: Path) -> None:
-    # What a run killed before it had a config.toml leaves is nothing to keep.
+    # A run killed before it wrote config.toml leaves only these, which are not worth keeping.
     half_made = {".lock", "environment.json", "environment.json.part", "config.toml.part"}
     if {content.name for content in path.iterdir()} <= half_made:
         return
@@ -190,5 +191,5 @@ def _read(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def _explained(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turns what the file system says into one line."""
-    return files.explained(RunDirectoryError, path, "; what was finished before is intact")
+    """Turns an `OSError` into a one-line `RunDirectoryError`."""
+    return files.explained(RunDirectoryError, path, "; all completed rounds are intact")

@@ -1,4 +1,4 @@
-"""The clients of one run, on this machine or elsewhere, and the server that goes with them."""
+"""The session of a run: its server and its clients, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from feddm.runtime.build import LocalSetup, Setup, build, num_workers
 from feddm.runtime.client import Engine
 from feddm.runtime.federation import Evaluator, RoundRecord, cohort_size, evaluator_on
 from feddm.runtime.local import InProcess
-from feddm.runtime.protection import ledger_of, locked_ledger
+from feddm.runtime.private_setup import ledger_of, locked_ledger
 
-# The fingerprint of data that are elsewhere.
+# Takes the place of the fingerprint if the data are on nodes.
 ON_NODES = "on nodes"
 
 
@@ -62,7 +62,7 @@ OpenSession = Callable[
 
 @contextlib.contextmanager
 def local_session(config: Config, run: str, before: Mapping[str, Any]) -> Iterator[Session]:
-    """Gives a session with clients on this machine, simulated in one or several processes."""
+    """Opens a session that simulates the clients on this machine, in one or more processes."""
     if before:
         _check_ledger(config, before)
     with locked_ledger(config, run):
@@ -85,13 +85,13 @@ def local_session(config: Config, run: str, before: Mapping[str, Any]) -> Iterat
                 lambda: _environment(setup),
                 lambda records: None if vaults is None else vaults.epsilon(),
                 lambda records: _check_paid(vaults, records),
-            )  # no retries: the same clients would give the same bits
+            )  # no retries: a client would fail again in the same way
 
 
 def _environment(setup: LocalSetup) -> dict[str, Any]:
-    """Returns the identity of the data and of their ledger.
+    """Returns the fingerprint of the data and the identity of their ledger.
 
-    With privacy only the owner of the ledger can compute the fingerprint of the data.
+    With privacy, only the owner of the ledger can compute the fingerprint.
     """
     if setup.vaults is None:
         return {"data": fingerprint(setup.dataset, setup.shards)}
@@ -100,19 +100,19 @@ def _environment(setup: LocalSetup) -> dict[str, Any]:
 
 
 def _check_ledger(config: Config, before: Mapping[str, Any]) -> None:
-    """Raises `LedgerError` unless the ledger is the one that the run began with."""
+    """Raises `LedgerError` if the ledger is not the one that the run began with."""
     ledger = ledger_of(config, str(before.get("run", "")))
     if ledger is None or (ledger.id is not None and ledger.id == before.get("ledger_id")):
         return
-    what = "is missing" if ledger.id is None else "is another one"
+    what = "is missing" if ledger.id is None else "is not the one that the run began with"
     raise LedgerError(
-        f"the ledger {ledger.folder} {what}; put back what the run began with, which was in "
+        f"the ledger {ledger.folder} {what}; restore the original, which was in "
         f"{before.get('ledger')}, or start a new run"
     )
 
 
 def _check_paid(vaults: Vaults | None, records: Sequence[RoundRecord]) -> None:
-    """Raises `LedgerError` unless all rounds so far are on the ledger."""
+    """Raises `LedgerError` if a round so far is missing from the ledger."""
     if vaults is None or not records:
         return
     uploads = [(record.round, part.client) for record in records for part in record.clients]

@@ -1,7 +1,7 @@
-"""Synthetic sets as a file that can be used without the run that made it.
+"""Synthetic sets in a file that you can use without the run that made it.
 
-The images are what a model takes. Whoever uses them with other images must normalize those in
-the same way, so the constants are in the file.
+The images are normalized model inputs. If you mix them with other images, normalize those with
+the same constants, which are in the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from feddm.core.examples import Examples, Normalization
-from feddm.core.tensors import Tensors, described, read_described
+from feddm.core.tensors import Tensors, file_content, read_file
 from feddm.errors import DataError
 
 KIND = "synthetic set"
@@ -23,10 +23,10 @@ class SyntheticSet:
     """The synthetic sets of one round.
 
     Args:
-        examples: Images as a model takes them, and class numbers.
-        clients: The client that each image came from.
+        examples: Images as model inputs, and class numbers.
+        clients: The client of each image.
         classes: Names of the classes.
-        normalization: How real pixels must be normalized to go with them.
+        normalization: The normalization that real pixels need to match the images.
     """
 
     examples: Examples
@@ -38,11 +38,11 @@ class SyntheticSet:
         return len(self.examples)
 
     def pixels(self) -> Tensor:
-        """Returns the images as uint8 pixels, to look at."""
+        """Returns the images as uint8 pixels, for viewing."""
         return self.normalization.pixels(self.examples.x)
 
     def to_bytes(self) -> bytes:
-        """Returns the content of the file: the set with all that is needed to use it."""
+        """Returns the content of the file: the set and everything needed to use it."""
         tensors = {
             "images": self.examples.x,
             "labels": self.examples.y,
@@ -56,21 +56,21 @@ class SyntheticSet:
             "std": self.normalization.std,
             "use": "images = (pixels / 255 - mean) / std by channel",
         }
-        return described(KIND, tensors, about)
+        return file_content(KIND, tensors, about)
 
 
 def from_state(
     synthetic: Tensors, classes: tuple[str, ...], normalization: Normalization
 ) -> SyntheticSet:
-    """Returns the set that an algorithm keeps in its state."""
+    """Returns the synthetic set in an algorithm's state."""
     weight = synthetic.get("weight")
     examples = Examples(synthetic["x"], synthetic["y"].long(), weight=weight)
     return SyntheticSet(examples, synthetic["client"], classes, normalization)
 
 
 def load_synthetic(path: str | Path) -> SyntheticSet:
-    """Returns the set that a run wrote as ``synthetic.safetensors``."""
-    tensors, about = read_described(path, KIND)
+    """Loads the ``synthetic.safetensors`` of a run."""
+    tensors, about = read_file(path, KIND)
     try:
         return SyntheticSet(
             Examples(tensors["images"], tensors["labels"], weight=tensors.get("weights")),
@@ -79,4 +79,4 @@ def load_synthetic(path: str | Path) -> SyntheticSet:
             Normalization(tuple(about["mean"]), tuple(about["std"])),
         )
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} lacks a part of the synthetic set: {error}") from error
+        raise DataError(f"{path} is not a complete synthetic set: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from feddm.config.schema import PrivacyConfig
+from feddm.config.schema import PrivacySettings
 from feddm.runtime.federation import RoundRecord
 
 NO_GUARANTEE = "no guarantee"
@@ -17,7 +17,7 @@ UNITS = {
 }
 
 
-def promised(record: RoundRecord, epsilon: float, privacy: PrivacyConfig) -> RoundRecord:
+def promised(record: RoundRecord, epsilon: float, privacy: PrivacySettings) -> RoundRecord:
     """Returns the record of a private round with what holds after it.
 
     How long private clients compute is not known: it would tell how many examples they have.
@@ -97,13 +97,14 @@ def summary(record: RoundRecord) -> str:
     )
 
 
-def introduction(privacy: PrivacyConfig) -> str:
+def introduction(privacy: PrivacySettings) -> str:
     """Returns what is protected, how and how much."""
     if privacy.mechanism == "paper":
+        nominal = nominal_epsilon(privacy.noise_multiplier, privacy.delta)
         return (
             f"Noise of the paper, sigma {privacy.noise_multiplier:g}: no guarantee. It clips "
             "the mean of a batch, begins with real images, and shows a client's classes. (The "
-            f"paper's formula would say epsilon {nominal_epsilon(privacy):.3g} at delta "
+            f"paper's formula would say epsilon {nominal:.3g} at delta "
             f"{privacy.delta:g}: nominal, and not so.)"
         )
     if privacy.test_secret:
@@ -112,7 +113,7 @@ def introduction(privacy: PrivacyConfig) -> str:
             f"can recompute the noise of {privacy.mechanism} (multiplier "
             f"{privacy.noise_multiplier:.4g})."
         )
-    budget = f"budget epsilon {privacy.epsilon:g}" if privacy.epsilon else "no budget"
+    budget = f"budget epsilon {privacy.budget:g}" if privacy.budget else "no budget"
     return (
         f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
         f"multiplier {privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added "
@@ -120,6 +121,6 @@ def introduction(privacy: PrivacyConfig) -> str:
     )
 
 
-def nominal_epsilon(privacy: PrivacyConfig) -> float:
+def nominal_epsilon(sigma: float, delta: float = 1e-5) -> float:
     """Returns the epsilon of the paper's ``sigma >= sqrt(2 log(1/delta) / epsilon)``."""
-    return 2 * math.log(1 / privacy.delta) / privacy.noise_multiplier**2
+    return 2 * math.log(1 / delta) / sigma**2

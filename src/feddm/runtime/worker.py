@@ -1,12 +1,11 @@
-"""A worker process: runs one client's work after another.
+"""A worker process, which does the work of one client after another.
 
-Started by `feddm.runtime.local` as ``python -m feddm.runtime`` and not through
-multiprocessing, which would import the caller's script a second time. Messages are pickles
-between two processes of the same program; records inside them are safetensors, as on any
-network.
+`feddm.runtime.local` starts it as ``python -m feddm.runtime``. Multiprocessing would import
+the caller's script a second time. Messages are pickles between two processes of the same
+program; the records inside them are safetensors, as on a network.
 
     parent -> worker   ("setup", WorkerSetup)
-                       ("download", bytes)                     once a round
+                       ("download", bytes)                     once per round
                        ("task", client, round, seed, memory)
     worker -> parent   ("ready",)                              once, when the data are mapped
                        ("tick", fraction)
@@ -37,15 +36,14 @@ from feddm.core.tensors import Records, from_bytes, to_bytes
 from feddm.privacy.vault import Vaults
 from feddm.runtime.client import Task, perform
 
-TICK_SECONDS = 0.2  # progress is for people: more often would only cost time
+TICK_SECONDS = 0.2  # progress is for people; more updates would only cost time
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker needs to know before its first task.
+    """What a worker needs before its first task.
 
-    The arrays lie in files that all workers map into memory, so that data are shared, not
-    copied.
+    The arrays are in files that all workers map into memory, so the data are not copied.
     """
 
     algorithm: Algorithm
@@ -56,7 +54,7 @@ class WorkerSetup:
 
 
 class Shards:
-    """The examples of each client, as a view of files that are mapped into memory."""
+    """The examples of each client, from memory-mapped files."""
 
     def __init__(self, folder: Path, normalization: Normalization | None) -> None:
         self._x, self._y, self._index, self._ends = (
@@ -69,7 +67,7 @@ class Shards:
 
     @staticmethod
     def write(folder: Path, data: Examples, indices: list[np.ndarray[Any, Any]]) -> None:
-        """Writes the files that a worker maps."""
+        """Writes the files that the workers map."""
         np.save(folder / "x.npy", data.x.numpy())
         np.save(folder / "y.npy", data.y.numpy())
         if data.group is not None:
@@ -80,7 +78,7 @@ class Shards:
     def __getitem__(self, client: int) -> Examples:
         begin = self._ends[client - 1] if client else 0
         index = self._index[begin : self._ends[client]]
-        # Indexing by an array copies: only this client's examples come into memory.
+        # Indexing by an array copies, so only this client's examples are loaded.
         return Examples(
             torch.from_numpy(self._x[index]),
             torch.from_numpy(self._y[index]),
@@ -90,7 +88,7 @@ class Shards:
 
 
 def send(stream: IO[bytes], message: object) -> None:
-    """Writes one message with its length before it."""
+    """Writes one message, prefixed with its length."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(struct.pack("<Q", len(data)))
     stream.write(data)
@@ -98,7 +96,7 @@ def send(stream: IO[bytes], message: object) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Returns the next message; raises `EOFError` if the other side is gone."""
+    """Returns the next message; raises `EOFError` if the other process is gone."""
     header = stream.read(8)
     if len(header) < 8:
         raise EOFError
@@ -110,7 +108,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
-    """Answers tasks until the parent is gone."""
+    """Does tasks until the parent is gone."""
     _, setup = receive(inbox)
     shards = Shards(setup.folder, setup.normalization)
     send(outbox, ("ready",))
@@ -156,7 +154,7 @@ def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
 
 def main() -> None:
     keep_freed_memory()
-    # Whatever a client prints goes to standard error, and cannot get between the messages.
+    # Redirect stdout to stderr, so that nothing a client prints mixes with the messages.
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with contextlib.suppress(EOFError, BrokenPipeError):

@@ -1,6 +1,6 @@
-"""The page as people have it: opened from the disk in a browser.
+"""The page as users see it: a file opened in a browser.
 
-Needs Debian's packages chromium and chromium-driver; without them it is skipped, but not in CI.
+Needs Debian's packages chromium and chromium-driver. Skipped without them, except in CI.
 """
 
 import os
@@ -35,7 +35,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 EVIL = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-    # It looks for nothing outside on its own account.
+    # No network access of its own.
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--no-first-run", "--disable-quic"),
 )
@@ -43,7 +43,7 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the browser puts what it saves."""
+    """The browser's download directory."""
     return tmp_path_factory.mktemp("downloads")
 
 
@@ -95,7 +95,7 @@ class Page:
         self.run(f"document.querySelector({selector!r}).click()")
 
     def curves(self, figure: str) -> list[str]:
-        """Returns the names of the curves that are drawn in a figure."""
+        """Returns the names of the curves drawn in a figure."""
         names: list[str] = self.run(
             f"return document.getElementById({figure!r}).data"
             ".filter(trace => trace.meta).map(trace => trace.meta)"
@@ -173,7 +173,7 @@ def test_floats_or_bytes_and_which_axis(opened: Opened, comparison: Path) -> Non
 
 def test_coded_uploads_are_not_among_floats(opened: Opened, tmp_path: Path) -> None:
     plain = method("plain", records([0.5, 0.75]))
-    # A kilobyte a round, of which two floats are all that is not coded.
+    # A kilobyte per round, coded but for two floats.
     small = method("<small>", records([0.5, 0.7], floats_up=2))
     file = tmp_path / "page.html"
     file.write_text(html(Report((plain, small))), encoding="utf-8")
@@ -182,7 +182,7 @@ def test_coded_uploads_are_not_among_floats(opened: Opened, tmp_path: Path) -> N
     assert not page.one("#coded").is_displayed()
     page.click("[data-value=floats]")
     assert page.curves("sent") == ["plain"]
-    assert page.one("#coded").text.startswith("Not shown: <small>, coded in less")
+    assert page.one("#coded").text.startswith("Not shown: <small> (coded, not floats)")
     page.click("[data-value=bytes]")
     assert page.curves("sent") == ["plain", "<small>"]
     assert not page.one("#coded").is_displayed()
@@ -195,7 +195,7 @@ def test_coded_uploads_are_not_among_floats(opened: Opened, tmp_path: Path) -> N
 
 def test_the_images_are_visible(opened: Opened, comparison: Path) -> None:
     page = opened(comparison)
-    # Noise on every tile: as soon as the sheet is there, no tile is of one colour.
+    # The images are noise: once the sheet is loaded, no tile has a single colour.
     painted = """return [...document.querySelectorAll('#images canvas')].filter(canvas => {
         const {data} = canvas.getContext('2d').getImageData(0, 0, 8, 8);
         return canvas.clientWidth > 8 && new Set(data).size > 9;
@@ -212,7 +212,7 @@ def test_the_images_are_visible(opened: Opened, comparison: Path) -> None:
 def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
     page = opened(comparison, width=375, theme=theme)
     assert page.run("return document.documentElement.scrollWidth") == 375
-    # Nothing sticks out, but for what scrolls in a frame of its own.
+    # Nothing overflows, except what scrolls in its own frame.
     outside = page.run(
         "return [...document.querySelectorAll('main *, header *')]"
         ".filter(each => !each.closest('.scroll, svg, .plot'))"
@@ -220,7 +220,7 @@ def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
         ".map(each => each.outerHTML)"
     )
     assert outside == []
-    # A command is broken between its words alone, and can be copied as it stands.
+    # A command wraps only between words, and copies as one line.
     page.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     heights = page.run(
         "return [...document.querySelectorAll('.word')]"
@@ -246,7 +246,7 @@ def test_on_a_phone(opened: Opened, comparison: Path, theme: str) -> None:
     assert page.errors() == []
 
 
-def test_the_switch_of_themes(opened: Opened, comparison: Path) -> None:
+def test_switching_the_theme(opened: Opened, comparison: Path) -> None:
     page = opened(comparison)
     paper = "return document.getElementById('accuracy').layout.paper_bgcolor"
     light = page.run(paper)
@@ -256,11 +256,11 @@ def test_the_switch_of_themes(opened: Opened, comparison: Path) -> None:
     assert page.run(paper) == light
 
 
-def test_numbers_and_pictures_can_be_taken_along(
+def test_numbers_and_pictures_can_be_saved(
     opened: Opened, comparison: Path, downloads: Path
 ) -> None:
     page = opened(comparison)
-    # As by hand: a script alone may not save one file after another.
+    # Real clicks: a script may not save several files in a row.
     page.all("figure .save")[0].click()
     page.one("#csv").click()
     csv, picture = downloads / "feddm.csv", downloads / "feddm-accuracy.png"
@@ -271,7 +271,7 @@ def test_numbers_and_pictures_can_be_taken_along(
     assert page.errors() == []
 
 
-def test_what_users_name_does_no_harm(opened: Opened, tmp_path: Path) -> None:
+def test_names_from_users_do_no_harm(opened: Opened, tmp_path: Path) -> None:
     one = method(EVIL, records([0.5, 0.75]), records([0.6, 0.7]), environment={EVIL: EVIL})
     other = method("plain", records([0.5, 0.5]))
     pictures = images(clients=2, classes=(EVIL, "b"), each=2)
@@ -289,7 +289,7 @@ def test_what_users_name_does_no_harm(opened: Opened, tmp_path: Path) -> None:
     assert page.run("return document.title") == f"{EVIL} and plain on digits"
     assert page.all("img[src=x]") == []
     assert len(page.all("script")) == 4
-    # It is there to read, in the page and in the plots, letter by letter.
+    # It is shown literally, on the page and in the plots.
     assert page.all("#legend span")[0].text == EVIL
     assert page.all("#images .head")[1].get_attribute("textContent") == EVIL
     ticks = [each.text for each in page.all("#partition .xtick text")]
@@ -299,7 +299,8 @@ def test_what_users_name_does_no_harm(opened: Opened, tmp_path: Path) -> None:
 
 def test_a_private_run(opened: Opened, tmp_path: Path) -> None:
     private = config(rounds=2, privacy__mechanism="features", privacy__epsilon=4.0)
-    assert private.privacy.learn == "server"
+    assert private.privacy is not None
+    assert private.privacy.sends_sums
     rounds = private_records([0.5, 0.6], 2.0, private.privacy)
     run = write_run(tmp_path / "run", rounds, private, images(clients=1, each=3))
     page = opened(write_report([run]).page)
@@ -307,13 +308,13 @@ def test_a_private_run(opened: Opened, tmp_path: Path) -> None:
     assert page.all("#partition") == []
     assert [each.text for each in page.all(".stat .value")][-1] == "epsilon 2.000"
     assert len(page.all("#time .barlayer .trace")) == 1  # the server's
-    # No client made these images, and none is named.
+    # The server made these images, so no client is named.
     choice = Select(page.one("#sheet-client"))
     assert [each.text for each in choice.options] == ["one of each", "all images"]
     assert len(page.all("#images canvas")) == 10
     choice.select_by_visible_text("all images")
     assert len(page.all("#images canvas")) == 10 * 3
-    assert "What the server learned" in page.one("[data-sheet]").text
+    assert "that the server learned" in page.one("[data-sheet]").text
     assert page.errors() == []
 
 

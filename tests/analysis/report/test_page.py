@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from fabricated import ENVIRONMENT, config, method, private_records, records
+from fabricated import ENVIRONMENT, method, privacy, private_records, records
 from feddm.analysis.report.page import Report, drawn, html
 from feddm.analysis.report.pictures import Partition, Sheet, png
-from feddm.analysis.report.summary import cards, row, versions
+from feddm.analysis.report.summary import cards, table, versions
 from feddm.runtime.client import Dropout
 from feddm.runtime.federation import SiteRecord
 from feddm.runtime.wording import introduction
@@ -22,7 +22,7 @@ TWO_SEEDS = method("ours", records([0.25, 0.5]), records([0.75, 1.0], bytes_up=3
 
 
 class Elements(HTMLParser):
-    """What a browser would make of a page: its elements, and the text of its scripts."""
+    """A page as a browser parses it: its elements, and the text of its scripts."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Elements(HTMLParser):
 
 
 def embedded(page: str) -> Any:
-    """Returns the numbers that a page holds."""
+    """Returns the numbers embedded in a page."""
     parsed = Elements(page)
     kinds = [attrs.get("type") for tag, attrs in parsed.elements if tag == "script"]
     return json.loads(parsed.scripts[kinds.index("application/json")])
@@ -84,7 +84,7 @@ def test_means_bands_and_sums_by_hand() -> None:
     assert curves["accuracy"] == [0.5, 0.75]
     assert curves["lowest"] == [0.25, 0.5]
     assert curves["highest"] == [0.75, 1.0]
-    # 1000 and 3000 bytes a round, 250 floats both: what was sent until then.
+    # Sent so far: 1000 and 3000 bytes per round, 250 floats each.
     assert curves["sent"] == {"bytes": [2000, 4000], "floats": [250, 500]}
     assert curves["up"] == [2000, 2000]
     assert curves["down"] == [2000, 2000]
@@ -92,7 +92,7 @@ def test_means_bands_and_sums_by_hand() -> None:
     assert curves["epsilon"] == []
 
 
-def test_numbers_that_are_none_become_null() -> None:
+def test_numbers_that_are_not_finite_become_null() -> None:
     odd = method("odd", records([math.nan, 0.5], loss=math.inf, server_seconds=math.nan))
     (curves,) = drawn(Report((odd,)))["methods"]
     assert curves["accuracy"] == [None, 0.5]
@@ -100,7 +100,7 @@ def test_numbers_that_are_none_become_null() -> None:
     assert embedded(html(Report((odd,))))["methods"][0]["accuracy"] == [None, 0.5]
 
 
-def test_methods_that_learned_nothing_at_all() -> None:
+def test_methods_without_any_finite_accuracy() -> None:
     lost = [method(name, records([math.nan, math.nan])) for name in "ab"]
     assert [card.title for card in cards(lost)][1:] == ["Rounds", "Clients", "Seeds"]
     assert "<table" in html(Report(tuple(lost)))
@@ -119,18 +119,18 @@ PAPER = {"privacy__mechanism": "paper", "privacy__noise_multiplier": 1.0}
         (PRIVATE | {"privacy__test_secret": "fixed"}, math.inf, "not private"),
     ],
 )
-def test_how_private(settings: dict[str, Any], epsilon: float, text: str) -> None:
-    privacy = config(**settings).privacy
-    one = method("one", private_records([0.5, 0.6], epsilon, privacy), **settings)
+def test_the_guarantee(settings: dict[str, Any], epsilon: float, text: str) -> None:
+    private = privacy(**settings)
+    one = method("one", private_records([0.5, 0.6], epsilon, private), **settings)
     guaranteed = math.isfinite(epsilon)
     about = "at delta 1e-05 for one example of one client, added or removed"
     page = html(Report((one,)))
     assert f'<p class="value">{text}</p>' in page
     assert (f'<p class="more">{about}</p>' in page) == guaranteed
-    assert f"<strong>one, {text}.</strong> {escape(introduction(privacy))}" in page
-    # There is a curve of what was spent only where that means something.
+    assert f"<strong>one, {text}.</strong> {escape(introduction(private))}" in page
+    # The epsilon curve is shown only with a guarantee.
     assert ('id="privacy"' in page) == guaranteed
-    # Beside others it says so as well: in the table, in the legend, and below.
+    # Next to other methods, it is in the table, in the legend and below.
     both = Report((one, method("open", records([0.5, 0.6]))))
     page = html(both)
     assert f'<td data-title="Privacy">{text}</td>' in page
@@ -139,7 +139,7 @@ def test_how_private(settings: dict[str, Any], epsilon: float, text: str) -> Non
     assert (f"Epsilon: spent after the last round, {about}." in page) == guaranteed
 
 
-def test_without_privacy_there_is_nothing_about_it() -> None:
+def test_without_privacy_the_page_does_not_mention_it() -> None:
     page = html(Report((TWO_SEEDS, method("other", records([0.5, 0.6])))))
     assert "<h2>Privacy</h2>" not in page
     assert 'data-title="Privacy"' not in page
@@ -148,19 +148,21 @@ def test_without_privacy_there_is_nothing_about_it() -> None:
 
 
 @pytest.mark.parametrize("settings", [PRIVATE, PAPER])
-def test_a_private_run_tells_neither_times_nor_a_digest(settings: dict[str, Any]) -> None:
+def test_a_private_run_shows_neither_times_nor_a_digest(settings: dict[str, Any]) -> None:
     environment = ENVIRONMENT | {"ledger": "/at/home", "ledger_id": "5678efgh"}
-    rounds = private_records([0.5], math.inf, config(**settings).privacy)
+    rounds = private_records([0.5], math.inf, privacy(**settings))
     secret = method("one", rounds, environment=environment, **settings)
     assert [card.value for card in cards([secret]) if "Computing" in card.title] == ["1.0 s"]
-    assert row(secret)["Clients computed"] == "not told"
+    shown = table([secret])
+    (line,) = shown.lines
+    assert line[shown.titles.index("Client computing")] == "not reported"
     assert drawn(Report((secret,)))["methods"][0]["clients"] is None
     assert set(versions([secret])) == {"feddm", "torch"}
     assert versions([TWO_SEEDS])["digest of the data"] == ENVIRONMENT["data"]
     assert "run" not in versions([TWO_SEEDS])
 
 
-def test_what_users_name_is_text_and_nothing_else() -> None:
+def test_names_from_users_are_only_text() -> None:
     harmless = Report((method("plain", records([0.5, 0.75])),))
     page = html(evil_report())
     parsed = Elements(page)
@@ -176,7 +178,7 @@ def test_what_users_name_is_text_and_nothing_else() -> None:
     assert embedded(page)["partition"]["classes"][0] == EVIL
 
 
-def test_a_browser_is_told_to_run_these_scripts_only_and_to_fetch_nothing() -> None:
+def test_the_policy_allows_only_these_scripts_and_no_fetching() -> None:
     parsed = Elements(html(evil_report()))
     (policy,) = [
         attrs["content"]
@@ -199,7 +201,7 @@ def test_a_browser_is_told_to_run_these_scripts_only_and_to_fetch_nothing() -> N
     assert places == ["data:,"]
 
 
-def test_a_page_without_pictures_has_no_place_for_them() -> None:
+def test_a_page_without_pictures_has_no_placeholders() -> None:
     page = html(Report((TWO_SEEDS,)))
     ids = {attrs.get("id") for _, attrs in Elements(page).elements}
     assert {"accuracy", "sent", "time", "messages"} <= ids

@@ -32,7 +32,7 @@ def test_another_program_reads_the_same_pixels(channels: int) -> None:
         np.testing.assert_array_equal(np.asarray(image).reshape(5, 7, channels), pixels)
 
 
-def test_tiles_lie_row_by_row() -> None:
+def test_tiles_are_placed_row_by_row() -> None:
     values = np.arange(TILES_IN_A_ROW + 2, dtype=np.uint8)
     sheet_ = tiled(np.broadcast_to(values[:, None, None, None], (len(values), 1, 2, 3)))
     assert sheet_.shape == (4, 3 * TILES_IN_A_ROW, 1)
@@ -46,7 +46,7 @@ def test_tiles_lie_row_by_row() -> None:
     st.integers(1, 40),
 )
 def test_as_many_of_each_as_fit(sizes: list[int], most: int) -> None:
-    # Cells of two classes a client.
+    # Two classes per client.
     clients = np.repeat(np.arange(len(sizes)) // 2, sizes)
     labels = np.repeat(np.arange(len(sizes)) % 2, sizes)
     kept = fitting(clients, labels, most)
@@ -62,13 +62,13 @@ def test_as_many_of_each_as_fit(sizes: list[int], most: int) -> None:
         more = sum(min(each + 1, size) for size in sizes)
         assert more > most or more == len(kept)
     else:
-        # One of each class for as many whole clients as fit, or what fits of the first.
+        # One image per class for as many whole clients as fit, or part of the first client.
         whole = most // 2 * 2
         assert len(kept) == (whole or most)
 
 
-def test_a_sheet_holds_the_images_in_the_order_of_clients_and_classes() -> None:
-    # Client 1 comes first in the file; its class 0 after its class 2.
+def test_a_sheet_is_sorted_by_client_and_class() -> None:
+    # In the file, client 1 comes first, and its class 2 before its class 0.
     x = torch.tensor([10, 20, 30, 40]).view(4, 1, 1, 1).expand(4, 1, 2, 2) / 255
     examples = Examples(x, torch.tensor([2, 0, 1, 1]))
     plain = Normalization((0.0,), (1.0,))
@@ -81,10 +81,10 @@ def test_a_sheet_holds_the_images_in_the_order_of_clients_and_classes() -> None:
     assert (some.clients, some.labels, some.total) == ((0, 1, 1), (1, 0, 2), 4)
 
 
-def test_what_cannot_be_shown() -> None:
-    with pytest.raises(DataError, match="cannot be shown"):
+def test_images_that_cannot_be_shown() -> None:
+    with pytest.raises(DataError, match="cannot show images of shape"):
         sheet("feddm", 0, 1, images(1, "01", 1, shape=(2, 4, 4)), 1000)
-    with pytest.raises(DataError, match="cannot be shown"):
+    with pytest.raises(DataError, match="cannot show images of shape"):
         sheet("feddm", 0, 1, images(0), 1000)
 
 
@@ -104,14 +104,14 @@ def test_a_neighbour_is_the_nearest_of_the_same_client_and_class() -> None:
         plain,
     )
     near = neighbours(made, np.arange(4), split)
-    # Client 1 has nothing of class 1.
+    # Client 1 has no example of class 1.
     assert near.flatten().tolist() == [10, 90, 50, 0]
 
 
-def test_the_split_is_that_of_the_run_or_an_error() -> None:
+def test_changed_data_is_an_error() -> None:
     configuration = config()
     split = Split.of(configuration, None)
     assert len(split.shards) == 10
     assert sum(map(len, split.shards)) == len(split.dataset.train)
-    with pytest.raises(DataError, match="have changed"):
+    with pytest.raises(DataError, match="data set digits has changed"):
         Split.of(configuration, "another digest")

@@ -10,7 +10,7 @@ from feddm.analysis.report.runs import read
 from feddm.errors import FedDMError, RunDirectoryError
 
 
-def test_a_study_is_its_methods_in_the_order_of_the_command(tmp_path: Path) -> None:
+def test_methods_of_a_study_are_in_the_order_of_its_command(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", ("real", "feddm"), seeds=(0, 7), rounds=2)
     found = read([study])
     assert [method.name for method in found.methods] == ["real", "feddm"]
@@ -22,7 +22,7 @@ def test_a_study_is_its_methods_in_the_order_of_the_command(tmp_path: Path) -> N
     assert found.notes == ()
 
 
-def test_a_study_that_was_interrupted_has_no_description_yet(tmp_path: Path) -> None:
+def test_an_interrupted_study_has_no_description(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", ("real", "feddm"), seeds=(0,), rounds=2)
     (study / "study.json").unlink()
     found = read([study])
@@ -31,23 +31,23 @@ def test_a_study_that_was_interrupted_has_no_description_yet(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"command": "", "cells": "none"}'])
-def test_a_damaged_description_is_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_description_is_ignored(tmp_path: Path, text: str) -> None:
     study = write_study(tmp_path / "study", ("real",), seeds=(0,), rounds=2)
     (study / "study.json").write_text(text)
     assert [method.name for method in read([study]).methods] == ["real"]
 
 
-def test_what_is_not_of_the_study_is_not_in_it(tmp_path: Path) -> None:
+def test_other_runs_in_the_directory_are_ignored(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", ("real",), seeds=(0,), rounds=2)
     write_run(study / "cells" / "feddm-seed0", records([0.5, 0.6]), config())
     assert [method.name for method in read([study]).methods] == ["real"]
 
 
-def test_runs_that_differ_in_the_seed_only_are_one_method(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_the_seed_are_one_method(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "b", records([0.1, 0.2]), config(seed=2)),
         write_run(tmp_path / "a", records([0.3, 0.4]), config(seed=1)),
-        # The same, elsewhere and with other hands.
+        # The same run with other workers and another data directory.
         write_run(
             tmp_path / "c",
             records([0.5, 0.6]),
@@ -59,7 +59,7 @@ def test_runs_that_differ_in_the_seed_only_are_one_method(tmp_path: Path) -> Non
     assert [run.config.seed for run in method.runs] == [1, 2, 3]
 
 
-def test_runs_that_differ_in_more_are_named_after_their_folders(tmp_path: Path) -> None:
+def test_other_runs_are_named_after_their_directories(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "slow", records([0.1, 0.2]), config(server__lr=0.001)),
         write_run(tmp_path / "fast", records([0.3, 0.4]), config(server__lr=0.1)),
@@ -68,7 +68,7 @@ def test_runs_that_differ_in_more_are_named_after_their_folders(tmp_path: Path) 
     assert [method.name for method in read(runs).methods] == ["slow", "fast", "fedavg"]
 
 
-def test_equal_names_of_different_methods_are_told_apart(tmp_path: Path) -> None:
+def test_equal_names_of_different_methods_are_numbered(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "a" / "run", records([0.1, 0.2]), config(server__lr=0.001)),
         write_run(tmp_path / "b" / "run", records([0.3, 0.4]), config(server__lr=0.1)),
@@ -76,7 +76,7 @@ def test_equal_names_of_different_methods_are_told_apart(tmp_path: Path) -> None
     assert [method.name for method in read(runs).methods] == ["run", "run (2)"]
 
 
-def test_studies_beside_each_other_are_told_apart(tmp_path: Path) -> None:
+def test_methods_of_several_studies_have_the_name_of_the_study(tmp_path: Path) -> None:
     one = write_study(tmp_path / "one", ("feddm",), seeds=(0,), rounds=2)
     two = write_study(tmp_path / "two", ("feddm",), seeds=(0,), rounds=3)
     found = read([one, two])
@@ -84,23 +84,25 @@ def test_studies_beside_each_other_are_told_apart(tmp_path: Path) -> None:
     assert found.command is None
 
 
-def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+def test_a_run_given_twice_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", records([0.1, 0.2]), config())
     assert (
         len(read([run, run.parent / "." / ".." / run.parent.name / "run"]).methods[0].runs) == 1
     )
 
 
-def test_a_shorter_seed_is_left_out_and_that_is_told(tmp_path: Path) -> None:
+def test_a_shorter_seed_is_left_out_with_a_note(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", ("feddm",), seeds=(0, 1), rounds=3)
     file = study / "cells" / "feddm-seed1" / "results.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
     found = read([study])
     assert [run.config.seed for run in found.methods[0].runs] == [0]
-    assert found.notes == ("feddm, seed 1, has 1 of 3 rounds and is left out of the means.",)
+    assert found.notes == (
+        "feddm, seed 1, has only 1 of 3 rounds and is left out of the means.",
+    )
 
 
-def test_a_run_that_goes_on_is_shown_so_far(tmp_path: Path) -> None:
+def test_a_running_run_is_shown_so_far(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", records([0.1, 0.2]), config(rounds=9))
     with (run / "results.jsonl").open("a") as file:
         file.write('{"round": 3, "accu')
@@ -116,8 +118,8 @@ def test_a_damaged_run_of_a_study_does_not_spoil_the_others(tmp_path: Path) -> N
     found = read([study])
     assert [method.name for method in found.methods] == ["feddm"]
     first, second = found.notes
-    assert first.startswith("real-seed0 is left out: ")
-    assert second.startswith("fedavg-seed0 is left out: rounds must be")
+    assert first.startswith("Left out real-seed0: ")
+    assert second.startswith("Left out fedavg-seed0: rounds must be")
 
 
 def test_old_results_without_a_key_are_one_line(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_old_results_without_a_key_are_one_line(tmp_path: Path) -> None:
         ({"privacy__mechanism": "paper"}, 3.5, "no guarantee"),
     ],
 )
-def test_results_from_before_it_was_written_what_is_promised(
+def test_older_results_without_the_full_guarantee(
     tmp_path: Path, settings: dict[str, Any], epsilon: float, text: str
 ) -> None:
     old = record(1, 0.5, epsilon=epsilon, client_seconds=12.5)
@@ -152,15 +154,16 @@ def test_results_from_before_it_was_written_what_is_promised(
         assert (found.epsilon, found.delta, found.unit) == (math.inf, None, None)
 
 
-def test_what_is_promised_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_guarantee_is_read_as_written(tmp_path: Path) -> None:
     private = config(rounds=1, privacy__epsilon=4.0, privacy__unit="client")
+    assert private.privacy is not None
     run = write_run(tmp_path / "run", private_records([0.5], 3.5, private.privacy), private)
     (found,) = read([run]).methods[0].runs[0].records
     assert (found.epsilon, found.delta, found.unit) == (3.5, 1e-5, "client")
     assert found.privacy == "features"
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_paths_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(FedDMError, match="not a run directory"):
         read([tmp_path])
     run = write_run(tmp_path / "run", [], config())

@@ -32,7 +32,7 @@ def embedded(page: Path) -> Any:
 
 
 def test_a_large_comparison_is_under_8_megabytes(tmp_path: Path) -> None:
-    # Six methods, all with images of the largest kind, which no compression makes smaller.
+    # Six methods, all with the largest images, as noise that does not compress.
     pictures = images(clients=10, each=10, shape=(3, 32, 32))
     study = write_study(tmp_path / "study", seeds=(0, 1, 2), rounds=20, pictures=pictures)
     page = write_report([study]).page
@@ -45,7 +45,7 @@ def test_a_large_comparison_is_under_8_megabytes(tmp_path: Path) -> None:
     assert [len(sheet["clients"]) for sheet in data["sheets"]] == [100] * 6
 
 
-def test_the_split_is_what_the_run_wrote_down(tmp_path: Path) -> None:
+def test_the_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     tiny.run_tiny(tmp_path / "run", rounds=1)
     report = collected(read([tmp_path / "run"]))
     configuration = report.methods[0].config
@@ -63,7 +63,7 @@ def test_a_run_without_a_partition_has_a_note(tmp_path: Path) -> None:
     report = collected(read([run]))
     assert report.partition is None
     (note,) = report.notes
-    assert note == "Who has what is not shown: run has no partition.json that can be read."
+    assert note == "The partition is not shown: run has no readable partition.json."
 
 
 def test_a_private_run_writes_no_partition(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_noise_without_a_guarantee_hides_nothing(tmp_path: Path) -> None:
     assert report.notes == ()
 
 
-def test_a_private_run_among_others_hides_who_has_what(tmp_path: Path) -> None:
+def test_a_private_run_among_others_hides_the_partition(tmp_path: Path) -> None:
     open_ = write_run(tmp_path / "a", records([0.5, 0.6]), config(), images())
     secret = write_run(
         tmp_path / "b", records([0.5, 0.6], epsilon=1.0), config(**PRIVATE), images()
@@ -93,9 +93,9 @@ def test_a_private_run_among_others_hides_who_has_what(tmp_path: Path) -> None:
     both = collected(read([open_, secret]))
     assert both.partition is None
     assert both.notes == ()
-    # What they uploaded is theirs to show: one unprotected, the other protected.
+    # Uploads are shown: one unprotected, the other protected.
     assert len(both.sheets) == 2
-    with pytest.raises(ConfigError, match="real images are not shown"):
+    with pytest.raises(ConfigError, match="cannot show real images: a run is private"):
         collected(read([open_, secret]), neighbours=True)
 
 
@@ -112,7 +112,7 @@ def test_real_neighbours_are_shown_if_asked_for(tmp_path: Path) -> None:
         assert ours.tobytes() != real.tobytes()
 
 
-def test_the_neighbours_of_real_images_are_they_themselves(tmp_path: Path) -> None:
+def test_real_images_are_their_own_neighbours(tmp_path: Path) -> None:
     tiny.run_tiny(tmp_path / "run", rounds=1, algorithm="real")
     (sheet,) = collected(read([tmp_path / "run"]), neighbours=True).sheets
     assert sheet.neighbours == sheet.png
@@ -128,7 +128,7 @@ def test_damaged_images_are_left_out_with_a_note(tmp_path: Path) -> None:
         collected(read([run]), neighbours=True)
 
 
-def test_the_images_are_of_one_seed(tmp_path: Path) -> None:
+def test_images_are_from_one_seed(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", ("feddm",), (0, 1), rounds=2, pictures=images())
     (study / "cells" / "feddm-seed0" / "synthetic.safetensors").unlink()
     (sheet,) = collected(read([study])).sheets
@@ -142,13 +142,13 @@ def test_figures_for_papers(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert f"Drawn in {tmp_path / name}.png" in output
-    assert f"The report is {tmp_path / 'page.html'}" in output
+    assert f"Report: {tmp_path / 'page.html'}" in output
     assert not (study / "report.html").exists()
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", records([0.5, 0.6]), config())
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match=r"must be a file, but .* is a directory"):
         write_report([run], tmp_path)
     with pytest.raises(FedDMError, match="cannot write"):
         write_report([run], tmp_path / "none" / "page.html")
@@ -157,12 +157,12 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_run_writes_its_report_and_says_where(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lines = feddm("run", *tiny.arguments(rounds=1), "--out", run).splitlines()
-    assert lines[-1] == f"The report is {run / 'report.html'}"
+    assert lines[-1] == f"Report: {run / 'report.html'}"
     assert embedded(run / "report.html")["methods"][0]["name"] == "feddm"
     (run / "report.html").unlink()
     feddm("resume", run, "--no-report")
     assert not (run / "report.html").exists()
-    assert "The report is" in feddm("resume", run)
+    assert "Report: " in feddm("resume", run)
 
 
 def test_a_report_that_fails_does_not_lose_the_run(
@@ -174,7 +174,7 @@ def test_a_report_that_fails_does_not_lose_the_run(
     monkeypatch.setattr(writing, "html", broken)
     run = tmp_path / "run"
     lines = feddm("run", *tiny.arguments(rounds=1), "--out", run).splitlines()
-    assert lines[-1] == "Note: no report was written: a bug."
+    assert lines[-1] == "Note: could not write the report: a bug."
     assert (run / "model.safetensors").exists()
 
 
@@ -190,16 +190,16 @@ def test_tuning_writes_its_report(tmp_path: Path) -> None:
         *("tune", "--grid", "server.lr=0.1,0.01", "--out", tmp_path / "study"),
         *tiny.arguments(rounds=1),
     )
-    assert output.splitlines()[-1] == f"The report is {tmp_path / 'study' / 'report.html'}"
+    assert output.splitlines()[-1] == f"Report: {tmp_path / 'study' / 'report.html'}"
     names = [m["name"] for m in embedded(tmp_path / "study" / "report.html")["methods"]]
     assert names == ["lr=0.1", "lr=0.01"]
 
 
 def test_a_comparison_writes_its_report(tmp_path: Path) -> None:
     output = feddm(
-        *("compare", "--algorithms", "real,fedavg", "--out", tmp_path / "study"),
+        *("compare", "--algorithms", "feddm,real", "--out", tmp_path / "study"),
         *tiny.arguments(rounds=1),
     )
-    assert f"The report is {tmp_path / 'study' / 'report.html'}" in output
+    assert f"Report: {tmp_path / 'study' / 'report.html'}" in output
     names = [m["name"] for m in embedded(tmp_path / "study" / "report.html")["methods"]]
-    assert names == ["real", "fedavg"]
+    assert names == ["feddm", "real"]

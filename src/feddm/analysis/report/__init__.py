@@ -1,5 +1,5 @@
-"""Reports: run directories -> one HTML file that opens anywhere, without a server or a network.
+"""Reports: run directories -> one HTML file that needs no server and no network.
 
-`runs` reads directories, `means` and `summary` turn them into numbers and words, `pictures`
-makes images, `page` is the whole as one string, and `writing` puts it on the disk.
+`runs` reads directories, `means` and `summary` turn them into numbers and texts, `pictures`
+makes images, `page` renders everything to one string, and `writing` writes it to disk.
 """

@@ -1,4 +1,4 @@
-"""Methods by round: means over their seeds, for plots and for spreadsheets."""
+"""Means over seeds, per method and round, for plots and spreadsheets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MeanRound:
     accuracy: float
     lowest: float
     highest: float
-    sent: dict[str, float]  # until then: "bytes" and "floats"
+    sent: dict[str, float]  # by all clients so far, in "bytes" and in "floats"
     bytes_up: float
     bytes_down: float
     client_seconds: float
@@ -31,12 +31,13 @@ class MeanRound:
 
 
 def outcome(method: Method) -> Row:
-    """Returns what came out, over seeds, and what is promised about all of them."""
+    """Returns the results over all seeds, with the guarantee that holds for all of them."""
     (row,) = summarize({method.name: [run.records for run in method.runs]}, ())
     return row
 
 
 def mean_rounds(method: Method) -> list[MeanRound]:
+    """Returns the mean over seeds of every round; epsilon is the largest."""
     rounds: list[MeanRound] = []
     sent = {"bytes": 0.0, "floats": 0.0}
     for records in zip(*(run.records for run in method.runs), strict=True):
@@ -64,8 +65,9 @@ def mean_rounds(method: Method) -> list[MeanRound]:
 
 
 def curves(method: Method) -> dict[str, Any]:
+    """Returns the numbers of a method that the page plots."""
     rounds = mean_rounds(method)
-    last = outcome(method)
+    last, privacy = outcome(method), method.config.privacy
     return {
         "name": method.name,
         "label": label(method.name, last.epsilon, last.privacy),
@@ -83,28 +85,28 @@ def curves(method: Method) -> dict[str, Any]:
         "clients": None if method.private else [each.client_seconds for each in rounds],
         "server": [each.server_seconds for each in rounds],
         "epsilon": epsilons(method),
-        "budget": method.config.privacy.epsilon,
+        "budget": privacy.budget if privacy else 0.0,
     }
 
 
 def in_floats(method: Method) -> bool:
-    """Returns whether clients send floats, so that their number says how much it is.
+    """Returns whether uploads are mostly floats, so that counting floats is meaningful.
 
-    Of coded images the floats are the few numbers that it takes to decode them.
+    Coded images are not: their only floats are the few numbers needed to decode them.
     """
     sent = mean_rounds(method)[-1].sent
     return 4 * sent["floats"] >= sent["bytes"] / 2
 
 
 def epsilons(method: Method) -> list[float]:
-    """Returns what was spent after each round, if that is a guarantee at all."""
+    """Returns the epsilon after each round, or nothing if there is no guarantee."""
     spent = [each.epsilon for each in mean_rounds(method)]
     known = [epsilon for epsilon in spent if epsilon is not None and math.isfinite(epsilon)]
     return known if len(known) == len(spent) else []
 
 
 def to_csv(methods: Sequence[Method]) -> str:
-    """Returns one line for each method, seed and round."""
+    """Returns CSV with one line per method, seed and round."""
     names = (
         *("accuracy", "loss", "floats_up", "floats_down", "bytes_up", "bytes_down"),
         *("client_seconds", "server_seconds", "epsilon", "delta", "unit", "privacy"),

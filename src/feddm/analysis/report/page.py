@@ -1,12 +1,12 @@
-"""Methods and pictures -> one HTML string. It reads no run, trains nothing and loads no model.
+"""Methods and pictures -> one HTML string. Reads no run, trains nothing, loads no model.
 
-What is on the page in words is made here and by the template; what is drawn, and all that
-answers to a click, by ``assets/page.js`` from the numbers in `drawn`.
+The template and this module make the text of the page; ``assets/page.js`` draws the plots from
+the numbers in `drawn` and handles clicks.
 
-Names come from users: the template escapes them for HTML, `drawn` is embedded as JSON that no
-tag can end, and the script escapes them again where Plotly would read tags in its labels. On
-top of that, the page tells the browser to run the scripts that it came with and no other,
-and to fetch nothing.
+Names come from users. The template escapes them for HTML, `drawn` is embedded as JSON that no
+tag can close, and the script escapes them again where Plotly would read tags in labels. In
+addition, the page's security policy lets the browser run only the embedded scripts and fetch
+nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from feddm.runtime.results import finite
 
 @dataclass(frozen=True)
 class Report:
-    """All that is on a page.
+    """The content of a page.
 
     Args:
-        methods: What is compared; at least one.
-        command: That made the study, if it is one.
-        notes: What the reader should know before all else.
+        methods: Methods to compare, at least one.
+        command: Command of the study, if this is one.
+        notes: Notes to show at the top.
         sheets: Synthetic images.
-        partition: Who has what; ``None`` if that is nobody's business.
+        partition: Examples per client and class; ``None`` if that is private or unknown.
     """
 
     methods: tuple[Method, ...]
@@ -61,13 +61,12 @@ def html(report: Report) -> str:
         dropouts=summary.dropouts(methods),
         sites=summary.sites(methods),
         cards=summary.cards(methods),
-        rows=[summary.row(method) for method in methods],
-        columns=summary.columns(methods),
+        table=summary.table(methods),
         several=len(methods) > 1,
         many_seeds=any(len(method.runs) > 1 for method in methods),
         floats=[method.name for method in methods if in_floats(method)],
         coded=[method.name for method in methods if not in_floats(method)],
-        private=[summary.promise(method) for method in methods if method.private],
+        private=[summary.guarantee(method) for method in methods if method.private],
         guarantees=guarantees([outcome(method) for method in methods]),
         spent=any(epsilons(method) for method in methods),
         sheets=report.sheets,
@@ -86,7 +85,7 @@ def html(report: Report) -> str:
 
 
 def drawn(report: Report) -> dict[str, Any]:
-    """Returns the numbers that the script draws, as JSON can hold them."""
+    """Returns the numbers that the script draws, ready for JSON."""
     data: dict[str, Any] = {
         "methods": [curves(method) for method in report.methods],
         "sheets": [_sheet(sheet) for sheet in report.sheets],
@@ -126,7 +125,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    return str(get_plotlyjs()).replace("\r\n", "\n")  # as browsers do before they hash it
+    return str(get_plotlyjs()).replace("\r\n", "\n")  # browsers do this before hashing
 
 
 def _hash(script: str) -> str:

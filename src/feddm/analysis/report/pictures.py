@@ -1,6 +1,6 @@
-"""Synthetic images as sheets, real neighbours beside them, and who has what.
+"""Sheets of synthetic images, their real neighbours, and the partition.
 
-A sheet is one PNG of equal tiles: a page takes a thousand images at the price of one.
+A sheet is one PNG of equal tiles: a page can embed a thousand images at the cost of one.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ TILES_IN_A_ROW = 32
 
 @dataclass(frozen=True)
 class Sheet:
-    """Images of one run, in the order of clients and classes.
+    """Images of one run, sorted by client and class.
 
     Args:
         method: Name of the method.
-        seed: Of the run.
-        round: That they are of.
+        seed: Seed of the run.
+        round: Round that the images are from.
         classes: Names of the classes.
         clients: Client of each image.
         labels: Class of each image.
-        total: How many there are in all, shown or not.
+        total: Number of images of the run, shown or not.
         shape: Height and width of a tile.
-        png: The tiles, `TILES_IN_A_ROW` in a row.
-        neighbours: The nearest real image of the same client and class for each, if asked for.
-        by_server: Whether the server made them, for all clients together.
+        png: The tiles, `TILES_IN_A_ROW` per row.
+        neighbours: The nearest real image of the same client and class for each tile, or None.
+        by_server: Whether the server made the images, for all clients together.
     """
 
     method: str
@@ -62,12 +62,12 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Partition:
-    """How many examples of each class (columns) each client (rows) has.
+    """Number of examples per client (rows) and class (columns).
 
     Args:
         classes: Names of the classes.
         table: The numbers.
-        about: Whose split it is.
+        about: Method and seed that the partition belongs to.
     """
 
     classes: tuple[str, ...]
@@ -76,35 +76,35 @@ class Partition:
 
     @classmethod
     def read(cls, folder: Path, about: str) -> Partition:
-        """Returns what the run in this directory wrote down when it began."""
+        """Returns the partition that the run in this directory wrote when it started."""
         try:
             content = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
             return cls(tuple(content["classes"]), np.array(content["table"]), about)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{folder.name} has no partition.json that can be read") from error
+            raise DataError(f"{folder.name} has no readable partition.json") from error
 
 
 @dataclass(frozen=True)
 class Split:
-    """The data of a run and their split, made again from its configuration."""
+    """The data of a run and its shards, rebuilt from its configuration."""
 
     dataset: Dataset
     shards: Shards
 
     @classmethod
     def of(cls, config: Config, known: str | None) -> Split:
-        """Reads the data; a `DataError` says if they are not those of the run.
+        """Returns the data and shards, or raises a `DataError` if the data have changed.
 
         Args:
-            config: Of the run.
+            config: Configuration of the run.
             known: Fingerprint of its data, if it has one.
         """
         if known == ON_NODES:
-            raise DataError("the nodes alone know")
+            raise DataError("only the nodes have the data")
         dataset = build_dataset(config.data)
         shards = build_shards(config.partition, dataset, config.seed)
         if known is not None and known != fingerprint(dataset, shards):
-            raise DataError(f"the data of {config.data.name} have changed since the run")
+            raise DataError(f"the data set {config.data.name} has changed since the run")
         return cls(dataset, shards)
 
 
@@ -116,19 +116,21 @@ def sheet(
     room: int,
     split: Split | None = None,
 ) -> Sheet:
-    """Returns as many images of each client and class as there is room for.
+    """Returns a sheet with as many images per client and class as fit.
 
     Args:
         method: Name of the method.
-        seed: Of the run.
-        round_: That the images are of.
-        images: All of them.
-        room: Bytes that the pixels may take.
-        split: The data of the run, to show real neighbours.
+        seed: Seed of the run.
+        round_: Round that the images are from.
+        images: All images of the run.
+        room: Limit on the size of the pixels, in bytes.
+        split: Data of the run, to show real neighbours.
     """
     pixels = images.pixels()
     if not len(images) or pixels.shape[1] not in (1, 3):
-        raise DataError(f"images of shape {tuple(pixels.shape)} cannot be shown")
+        raise DataError(
+            f"cannot show images of shape {tuple(pixels.shape)}; they need 1 or 3 channels"
+        )
     clients, labels = images.clients.numpy(), images.examples.y.numpy()
     order = np.lexsort((labels, clients))
     kept = order[fitting(clients[order], labels[order], room // pixels[0].numel())]
@@ -152,14 +154,14 @@ def sheet(
 def fitting(
     clients: npt.NDArray[np.integer], labels: npt.NDArray[np.integer], most: int
 ) -> npt.NDArray[np.int64]:
-    """Returns which images to show: the same number of every client and class, if they have it.
+    """Returns which images to show: the same number per client and class, as far as possible.
 
-    If not even one of each fits, it is one of each class for the first clients.
+    If not even one of each fits, the first clients show one image per class.
 
     Args:
         clients: Client of each image, ascending.
         labels: Class of each image, ascending within a client.
-        most: How many there may be; one is always shown.
+        most: Largest number of images; at least one is shown.
 
     >>> fitting(np.array([0, 0, 0, 1]), np.array([5, 5, 7, 5]), 3)
     array([0, 2, 3])
@@ -172,7 +174,7 @@ def fitting(
         each += 1
     kept = np.flatnonzero(rank < each)
     if len(kept) > most:
-        ends = np.flatnonzero(np.diff(clients[kept], append=-1)) + 1  # of whole clients
+        ends = np.flatnonzero(np.diff(clients[kept], append=-1)) + 1  # where a client ends
         kept = kept[: max([end for end in ends if end <= most], default=max(most, 1))]
     return kept
 
@@ -180,9 +182,9 @@ def fitting(
 def neighbours(
     images: SyntheticSet, chosen: npt.NDArray[np.int64], split: Split
 ) -> torch.Tensor:
-    """Returns for each chosen image the nearest real one of its client and class.
+    """Returns the nearest real image of the same client and class for each chosen image.
 
-    Where a client has none, the tile is black.
+    If the client has no such image, the tile is black.
     """
     train = split.dataset.train
     near = torch.zeros(len(chosen), *train.x.shape[1:], dtype=torch.uint8)
@@ -201,7 +203,7 @@ def neighbours(
 
 
 def tiled(images: Pixels) -> Pixels:
-    """Returns images of shape (n, channels, height, width) as one of (height, width, channels).
+    """Tiles images (n, channels, height, width) into one image (height, width, channels).
 
     >>> tiled(np.ones((2, 1, 4, 3), dtype=np.uint8)).shape
     (4, 6, 1)

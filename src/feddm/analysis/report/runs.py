@@ -1,4 +1,4 @@
-"""Run directories and studies -> methods: runs that differ in nothing but their seed."""
+"""Run directories and studies -> methods: groups of runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddm.config.schema import Config, PrivacyConfig
+from feddm.config.schema import Config, PrivacySettings
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.rundir import RunDirectory
@@ -19,13 +19,13 @@ from feddm.runtime.wording import promised
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left behind.
+    """The results of one run.
 
     Args:
-        label: What it is called among others: its name in a study, or its algorithm.
-        folder: Where it is.
-        config: What was run.
-        records: One record for each round, at least one.
+        label: Its name in the study, or its algorithm.
+        folder: Its directory.
+        config: Its configuration.
+        records: One record per round, at least one.
         environment: Versions and processor.
     """
 
@@ -37,13 +37,13 @@ class Run:
 
     @property
     def fingerprint(self) -> str | None:
-        """A digest of its data, unless only the owner of its ledger can compute it."""
+        """A digest of its data, or None if only the owner of its ledger can compute it."""
         return None if "ledger_id" in self.environment else self.environment.get("data")
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in the seed only, all with the same number of rounds."""
+    """Runs that differ only in the seed, all with the same number of rounds."""
 
     name: str
     runs: tuple[Run, ...]
@@ -58,22 +58,22 @@ class Method:
 
     @property
     def private(self) -> bool:
-        """Whether there is anything to say about privacy."""
-        return self.config.privacy.mechanism != "none"
+        """Whether it uses a privacy mechanism, with or without a guarantee."""
+        return self.config.privacy is not None
 
     @property
     def protected(self) -> bool:
-        """Whether a mechanism is to keep its examples private."""
-        return self.config.privacy.guaranteed
+        """Whether its privacy mechanism is meant to give a guarantee."""
+        return self.config.guaranteed
 
 
 @dataclass(frozen=True)
 class Found:
-    """What there is in the directories that were named.
+    """What the given directories contain.
 
     Args:
-        methods: In the order in which they were found.
-        command: That made the study, if it is one.
+        methods: Methods, in the order in which they were found.
+        command: Command of the study, if this is one.
         notes: What was left out, and why.
     """
 
@@ -83,14 +83,14 @@ class Found:
 
     @property
     def protected(self) -> bool:
-        """Whether any run is to keep its examples private; others may have the same ones."""
+        """Whether any run is protected; other runs may have the same examples."""
         return any(method.protected for method in self.methods)
 
 
 def read(paths: Sequence[Path]) -> Found:
     """Returns the methods in run directories and studies.
 
-    A run that cannot be read is left out with a note; if none can, that is an error.
+    A run that cannot be read is left out with a note. If none can be read, this raises.
     """
     runs: list[Run] = []
     notes: list[str] = []
@@ -100,7 +100,7 @@ def read(paths: Sequence[Path]) -> Found:
             runs.append(read_run(folder, label))
         except FedDMError as error:
             errors.append(error)
-            notes.append(f"{folder.name} is left out: {error}.")
+            notes.append(f"Left out {folder.name}: {error}.")
     if not runs:
         raise errors[0] if errors else RunDirectoryError(f"{paths[0]} has no runs")
     methods, shorter = grouped(runs)
@@ -109,22 +109,22 @@ def read(paths: Sequence[Path]) -> Found:
 
 
 def read_run(folder: Path, label: str | None = None) -> Run:
-    """Returns what is in a run directory."""
+    """Returns the run in a directory."""
     directory = RunDirectory.open(folder)
     config = directory.config()
     try:
         environment = directory.environment()
     except RunDirectoryError:
-        environment = {}  # a page without versions is better than none
+        environment = {}  # a page without versions is better than no page
     records = tuple(completed(record, config.privacy) for record in directory.records())
     if not records:
         raise RunDirectoryError(f"{folder} has no finished round")
-    return Run(label or config.algorithm, folder, config, records, environment)
+    return Run(label or config.algorithm.name, folder, config, records, environment)
 
 
-def completed(record: RoundRecord, privacy: PrivacyConfig) -> RoundRecord:
-    """Returns the record with what is promised, of which earlier versions wrote a part."""
-    if privacy.mechanism == "none" or record.privacy is not None:
+def completed(record: RoundRecord, privacy: PrivacySettings | None) -> RoundRecord:
+    """Returns the record with its full guarantee; earlier versions wrote only the epsilon."""
+    if privacy is None or record.privacy is not None:
         return record
     epsilon = record.epsilon
     if epsilon is None or privacy.test_secret or not privacy.guaranteed:
@@ -133,7 +133,7 @@ def completed(record: RoundRecord, privacy: PrivacyConfig) -> RoundRecord:
 
 
 def grouped(runs: Iterable[Run]) -> tuple[tuple[Method, ...], list[str]]:
-    """Returns the runs by method, and a note for each that is too short to be averaged."""
+    """Returns the runs grouped by method, and a note for each run left out as too short."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(f"{run.label} {_settings(run.config)}", []).append(run)
@@ -150,7 +150,7 @@ def grouped(runs: Iterable[Run]) -> tuple[tuple[Method, ...], list[str]]:
         for run in group:
             if len(run.records) < longest:
                 notes.append(
-                    f"{name}, seed {run.config.seed}, has {len(run.records)} of "
+                    f"{name}, seed {run.config.seed}, has only {len(run.records)} of "
                     f"{run.config.rounds} rounds and is left out of the means."
                 )
         kept = sorted(
@@ -164,7 +164,7 @@ def grouped(runs: Iterable[Run]) -> tuple[tuple[Method, ...], list[str]]:
 
 
 def _runs_in(path: Path) -> list[tuple[Path, str | None]]:
-    """Returns the run directories of a study with their names, or the directory itself."""
+    """Returns the run directories of a study with their names, or the given run itself."""
     cells = path / "cells"
     if not cells.is_dir():
         return [(path.resolve(), None)]
@@ -173,13 +173,13 @@ def _runs_in(path: Path) -> list[tuple[Path, str | None]]:
         (folder for folder in cells.iterdir() if folder.is_dir()),
         key=lambda folder: (order.get(folder.name, len(order)), folder.name),
     )
-    if order:  # a directory may also hold what another command began there
+    if order:  # the directory may also hold runs of another command
         folders = [folder for folder in folders if folder.name in order]
     return [(folder.resolve(), folder.name.rpartition("-seed")[0]) for folder in folders]
 
 
 def _study(path: Path) -> tuple[str | None, list[str]]:
-    """Returns the command of a study and its cells; one that was interrupted names neither."""
+    """Returns the command and the cells of a study; an interrupted study has neither."""
     try:
         what = json.loads((path / "study.json").read_text(encoding="utf-8"))
         command, cells = what["command"], what["cells"]
@@ -189,11 +189,13 @@ def _study(path: Path) -> tuple[str | None, list[str]]:
 
 
 def _settings(config: Config) -> str:
-    """Returns what makes a method: neither the seed nor where the work was done."""
+    """Returns the settings that identify a method: without the seed and the runtime."""
     values = config.model_dump(exclude={"seed", "runtime"})
     values["data"].pop("dir")
-    for key in ("ledger", "noise_multiplier") if config.privacy.epsilon else ("ledger",):
-        values["privacy"].pop(key, None)  # follow from what was spent before
+    if config.privacy is not None:
+        follow = ("ledger", "noise_multiplier") if config.privacy.budget else ("ledger",)
+        for key in follow:  # the noise follows from what was spent before
+            values["privacy"].pop(key, None)
     return json.dumps(values, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Methods in words: titles, cards, a table, what is private, and how to run it again."""
+"""The texts of a report: title, cards, table of methods, privacy, how to run it again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from feddm.analysis.report.means import mean_rounds, outcome
 from feddm.analysis.report.runs import Method
-from feddm.analysis.tables import accuracy_text, guarantees
-from feddm.config.schema import flat
+from feddm.analysis.tables import Table, accuracy_text, guarantees
+from feddm.config.resolve import flat
 from feddm.core.formatting import percent, size_text, time_text
 from feddm.runtime.wording import introduction, label, spent
 
-NEAR = 0.01  # what is within one point of the best accuracy is nearly as good
+NEAR = 0.01  # within one percentage point of the best accuracy counts as nearly as good
 
 
 class Card(NamedTuple):
-    """A figure that is read at a glance."""
+    """One headline number."""
 
     title: str
     value: str
@@ -25,7 +25,7 @@ class Card(NamedTuple):
 
 
 def title(methods: Sequence[Method]) -> str:
-    """Returns what the page is about in a few words."""
+    """Returns the title of the page."""
     names = [method.name for method in methods]
     if len(names) > 4:
         what = f"{len(names)} methods"
@@ -35,11 +35,11 @@ def title(methods: Sequence[Method]) -> str:
 
 
 def lede(methods: Sequence[Method]) -> str:
-    """Returns what the runs have in common."""
+    """Returns a line about the setup of the runs."""
     configs = [method.config for method in methods]
     schemes = {
         "iid": "split evenly",
-        "classes": "with a few classes each",
+        "classes": "a few classes per client",
     }
     splits = (
         schemes.get(config.partition.scheme, f"Dirichlet({config.partition.alpha:g})")
@@ -53,7 +53,7 @@ def lede(methods: Sequence[Method]) -> str:
     )
     seeds = sorted({run.config.seed for method in methods for run in method.runs})
     if any(config.data.holdout for config in configs):
-        judged = "mean accuracy on what clients hold out"
+        judged = "mean accuracy on the clients' held-out examples"
     elif any(config.data.validation for config in configs):
         judged = "accuracy on held-out training examples"
     else:
@@ -71,7 +71,7 @@ def lede(methods: Sequence[Method]) -> str:
 
 
 def cards(methods: Sequence[Method]) -> list[Card]:
-    """Returns what a reader wants to know first."""
+    """Returns the headline numbers."""
     if len(methods) > 1:
         return _cards_of_several(methods)
     (method,) = methods
@@ -97,13 +97,14 @@ def cards(methods: Sequence[Method]) -> list[Card]:
         seconds = sum(each.client_seconds for each in rounds)
         shown.append(
             Card(
-                "Computing, clients",
+                "Computing time, clients",
                 time_text(seconds),
-                f"together; server {time_text(server)}",
+                f"all together; server {time_text(server)}",
             )
         )
     else:
-        shown.append(Card("Computing, server", time_text(server), "clients do not tell"))
+        more = "private clients do not report theirs"
+        shown.append(Card("Computing time, server", time_text(server), more))
     if method.private:
         row = outcome(method)
         shown.append(Card("Privacy", spent(row.epsilon, row.privacy), guarantees([row])))
@@ -125,7 +126,7 @@ def _cards_of_several(methods: Sequence[Method]) -> list[Card]:
     if frugal:
         sent, number, name = min(frugal)
         after = f"{name}, after {_count(number, 'round')}"
-        shown.append(Card("Within a point of it, sent", size_text(sent), after))
+        shown.append(Card("Sent to get within a point of it", size_text(sent), after))
     shown.append(Card("Rounds", _all_of(method.num_rounds for method in methods)))
     clients = _all_of(method.config.partition.clients for method in methods)
     shown.append(Card("Clients", clients))
@@ -134,37 +135,38 @@ def _cards_of_several(methods: Sequence[Method]) -> list[Card]:
     return shown
 
 
-def columns(methods: Sequence[Method]) -> list[str]:
-    """Returns the titles of the table of methods."""
+def table(methods: Sequence[Method]) -> Table:
+    """Returns the table of methods."""
+    private = any(method.private for method in methods)
     titles = [
+        "Method",
         "Final accuracy",
         "Best",
         "Sent by clients",
-        "Clients computed",
-        "Server computed",
+        "Client computing",
+        "Server computing",
+        *(["Privacy"] if private else []),
     ]
-    if any(method.private for method in methods):
-        titles.append("Privacy")
-    return titles
-
-
-def row(method: Method) -> dict[str, Any]:
-    """Returns what the table says about a method."""
-    result, rounds = outcome(method), mean_rounds(method)
-    clients = time_text(sum(each.client_seconds for each in rounds))
-    return {
-        "name": method.name,
-        "Final accuracy": f"{accuracy_text(result.final)} %",
-        "Best": f"{accuracy_text(result.best)} %",
-        "Sent by clients": size_text(rounds[-1].sent["bytes"]),
-        "Clients computed": "not told" if method.private else clients,
-        "Server computed": time_text(sum(each.server_seconds for each in rounds)),
-        "Privacy": spent(result.epsilon, result.privacy),
-    }
+    lines = []
+    for method in methods:
+        result, rounds = outcome(method), mean_rounds(method)
+        clients = time_text(sum(each.client_seconds for each in rounds))
+        lines.append(
+            [
+                method.name,
+                f"{accuracy_text(result.final)} %",
+                f"{accuracy_text(result.best)} %",
+                size_text(rounds[-1].sent["bytes"]),
+                "not reported" if method.private else clients,
+                time_text(sum(each.server_seconds for each in rounds)),
+                *([spent(result.epsilon, result.privacy)] if private else []),
+            ]
+        )
+    return Table(titles, lines)
 
 
 class Site(NamedTuple):
-    """What a client says about the last model, on examples that it held out."""
+    """One client's evaluation of the last model, on its held-out examples."""
 
     client: str
     accuracy: str
@@ -172,7 +174,7 @@ class Site(NamedTuple):
 
 
 class Sites(NamedTuple):
-    """What all clients of a run say, the worst first."""
+    """The evaluations by all clients of a run, worst first."""
 
     title: str
     summary: str
@@ -180,7 +182,7 @@ class Sites(NamedTuple):
 
 
 def sites(methods: Sequence[Method]) -> list[Sites]:
-    """Returns what clients say about the last models, for runs in which they were asked."""
+    """Returns the clients' evaluations of the last models, for runs that have them."""
     found = []
     for method in methods:
         for run in method.runs:
@@ -206,10 +208,10 @@ def sites(methods: Sequence[Method]) -> list[Sites]:
 
 
 def dropouts(methods: Sequence[Method]) -> list[str]:
-    """Returns who was asked and brought nothing, in words."""
+    """Returns one sentence per client that dropped out of a round."""
     return [
         f"{method.name}, seed {run.config.seed}, round {record.round}: client {dropout.client} "
-        f"brought nothing: {dropout.reason}."
+        f"dropped out: {dropout.reason}."
         for method in methods
         for run in method.runs
         for record in run.records
@@ -217,17 +219,17 @@ def dropouts(methods: Sequence[Method]) -> list[str]:
     ]
 
 
-def promise(method: Method) -> dict[str, str]:
-    """Returns what is promised, and how it is kept."""
-    row = outcome(method)
+def guarantee(method: Method) -> dict[str, str]:
+    """Returns the privacy guarantee of a method, and how it is achieved."""
+    row, privacy = outcome(method), method.config.privacy
     return {
         "what": label(method.name, row.epsilon, row.privacy),
-        "how": introduction(method.config.privacy),
+        "how": introduction(privacy) if privacy else "",
     }
 
 
 def setup(method: Method) -> dict[str, Any]:
-    """Returns how to run a method again."""
+    """Returns the command and configuration that run a method again."""
     config = method.config
     on_nodes = bool(config.data.own.classes or config.data.holdout)
     run = method.runs[0]
@@ -248,7 +250,7 @@ def setup(method: Method) -> dict[str, Any]:
 
 
 def differences(methods: Sequence[Method]) -> dict[str, list[str]]:
-    """Returns the settings in which the methods differ, with the value of each method."""
+    """Returns the settings that differ between methods, with the value for each method."""
     settings = [
         flat(method.config.model_dump(exclude={"seed", "runtime"})) for method in methods
     ]
@@ -260,7 +262,7 @@ def differences(methods: Sequence[Method]) -> dict[str, list[str]]:
 def versions(methods: Sequence[Method]) -> dict[str, str]:
     """Returns the versions and processors of the runs.
 
-    A digest of private data would confirm what somebody guesses, so it is not shown.
+    A digest of private data is left out: it would confirm a guess of the data.
     """
     hidden = {"run", "ledger", "ledger_id", "arguments"}
     if any(method.private for method in methods):
@@ -283,12 +285,12 @@ def _with_spread(method: Method) -> str:
 
 def _of_planned(method: Method) -> str:
     planned = method.config.rounds
-    return "" if method.num_rounds == planned else f"of {planned} that are planned"
+    return "" if method.num_rounds == planned else f"of {planned} planned"
 
 
 def _participation(method: Method) -> str:
     share = method.config.participation
-    return "all in every round" if share == 1 else f"{100 * share:g} % of them in a round"
+    return "all in every round" if share == 1 else f"{100 * share:g} % per round"
 
 
 def _count(number: int, thing: str) -> str:
@@ -296,9 +298,11 @@ def _count(number: int, thing: str) -> str:
 
 
 def _all_of(values: Iterable[object]) -> str:
-    """Returns every value once, with commas between."""
+    """Returns the distinct values, separated by commas."""
     return ", ".join(map(str, dict.fromkeys(values)))
 
 
 def _value(value: object) -> str:
+    if value is None:  # the method has no such setting
+        return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Reports as files."""
+"""Writes reports to disk."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from feddm.runtime.session import ON_NODES
 from feddm.runtime.synthetic_file import load_synthetic
 
 NAME = "report.html"
-ROOM = 1_900_000  # bytes for the pixels of all images; the page is to be under 8 MB
+ROOM = 1_900_000  # bytes for the pixels of all images, to keep the page under 8 MB
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where a report is, and what is not in it."""
+    """The files of a report, and notes about what it leaves out."""
 
     page: Path
     figures: tuple[Path, ...]
@@ -36,20 +36,20 @@ def write_report(
     neighbours: bool = False,
     figures: bool = False,
 ) -> Written:
-    """Writes the report of run directories and studies.
+    """Writes the report of runs or studies.
 
     Args:
-        paths: Run directories and studies.
-        out: File to write; without one it is ``report.html`` in the first directory.
-        neighbours: Show the nearest real image beside each synthetic one.
-        figures: Draw the curves and the partition as PNG and PDF beside the page, too.
+        paths: Directories of runs and studies.
+        out: File to write; by default ``report.html`` in the first directory.
+        neighbours: Whether to show the nearest real image below each synthetic one.
+        figures: Whether to also draw curves and partition as PNG and PDF next to the page.
     """
     target = out or paths[0] / NAME
     if target.is_dir():
-        raise ConfigError(f"{target} is a folder; name a file in it with --out")
+        raise ConfigError(f"--out must be a file, but {target} is a directory")
     report = collected(read(paths), neighbours)
     drawn = _draw(report, target) if figures else ()
-    # The page of an earlier run must not stand for this one if writing fails half-way.
+    # A failure half-way must not leave a truncated page.
     part = target.with_name(f"{target.name}.part")
     try:
         part.write_bytes(html(report).encode())
@@ -60,16 +60,16 @@ def write_report(
 
 
 def collected(found: Found, neighbours: bool = False) -> Report:
-    """Returns all that there is to show; what cannot be read is left out with a note."""
+    """Returns the content of the report. What cannot be read is left out with a note."""
     notes = list(found.notes)
     if neighbours and found.protected:
-        raise ConfigError("real images are not shown beside those of a run with privacy")
+        raise ConfigError("--neighbours cannot show real images: a run is private")
     partition = None
     if not found.protected:
         try:
             partition = _partition(found.methods[0])
         except FedDMError as error:
-            notes.append(f"Who has what is not shown: {error}.")
+            notes.append(f"The partition is not shown: {error}.")
     sheets = _sheets(found.methods, neighbours, notes)
     return Report(found.methods, found.command, tuple(notes), tuple(sheets), partition)
 
@@ -77,12 +77,12 @@ def collected(found: Found, neighbours: bool = False) -> Report:
 def _partition(method: Method) -> Partition:
     run = method.runs[0]
     if run.fingerprint == ON_NODES:
-        raise DataError("the nodes alone know")
+        raise DataError("only the nodes know it")
     return Partition.read(run.folder, f"{method.name}, seed {run.config.seed}")
 
 
 def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> list[Sheet]:
-    """Returns the images of one seed of each method that has any."""
+    """Returns the images of one seed per method, for methods that have images."""
     sources = []
     for method in methods:
         for run in method.runs:
@@ -105,7 +105,7 @@ def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> li
 
 
 def _learned_by_server(config: Config) -> bool:
-    return config.privacy.mechanism == "features" and config.privacy.learn == "server"
+    return config.privacy is not None and config.privacy.sends_sums
 
 
 def _draw(report: Report, target: Path) -> tuple[Path, ...]:

@@ -18,9 +18,9 @@
   };
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const faded = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
-  // Plotly reads tags in whatever it writes.
+  // Plotly interprets tags in all its texts.
   const plain = text => String(text).replace(/[&<>]/g, c => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
-  const extra = method => plain(method.label).replaceAll("%{", "% {");  // nor fill in what a name asks for
+  const extra = method => plain(method.label).replaceAll("%{", "% {");  // nor expand templates in a name
   const short = (text, most = 12) => plain(text.length > most ? text.slice(0, most - 1) + "…" : text);
   const color = number => css(`--series-${number % SERIES}`);
   const dash = number => DASHES[Math.floor(number / SERIES) % DASHES.length];
@@ -35,7 +35,7 @@
   const shown = () => methods.map((method, number) => [method, number]).filter(([, number]) => !hidden.has(number));
   const percent = values => values.map(value => value === null ? null : 100 * value);
 
-  // A log axis gets the more labels in a decade the fewer decades it has.
+  // The fewer decades a log axis has, the more labels it gets per decade.
   const ticks = (values, log, text, size = 1) => {
     const known = values.filter(value => value > 0);
     if (!known.length) return {};
@@ -73,7 +73,7 @@
     };
   };
 
-  // Of each method its mean as a line, and behind it the band of its seeds.
+  // Each method is a line for the mean, and behind it a band over its seeds.
   const lines = (rows, x, y, text) => rows.flatMap(([method, number]) => {
     const xs = x(method), style = { color: color(number), width: 2.25, dash: dash(number) };
     const mean = {
@@ -115,7 +115,7 @@
         lines(rows, method => method.sent[unit], method => percent(method.accuracy), hover),
         layout({
           hovermode: "closest", yaxis: { ticksuffix: " %" },
-          xaxis: { title: `${unit} sent by all clients until then`, type: scale, ...ticks(all, scale === "log", text), ...(scale === "linear" ? { rangemode: "tozero" } : {}) },
+          xaxis: { title: `${unit} sent by all clients so far`, type: scale, ...ticks(all, scale === "log", text), ...(scale === "linear" ? { rangemode: "tozero" } : {}) },
         }),
       ];
     },
@@ -153,7 +153,7 @@
         const totals = rows.map(([method]) => method[key] ? sum(method[key]) : 0);
         return {
           type: "bar", orientation: "h", name, y: rows.map((_, i) => i), x: totals, marker: { color: fill },
-          customdata: rows.map(([method], i) => `${plain(method.name)}: ${method[key] ? asTime(totals[i]) : "not told"}`), hovertemplate: `%{customdata}<extra>${name}</extra>`,
+          customdata: rows.map(([method], i) => `${plain(method.name)}: ${method[key] ? asTime(totals[i]) : "not reported"}`), hovertemplate: `%{customdata}<extra>${name}</extra>`,
         };
       });
       const most = Math.max(...rows.map(([method]) => sum([...(method.clients || []), ...method.server])));
@@ -189,7 +189,7 @@
     const place = document.getElementById(name);
     if (!place) return;
     if (name === "partition") {
-      // As high as the images beside it, which have the same rows.
+      // As high as the images next to it, which have the same rows.
       const beside = matchMedia("(min-width: 821px)").matches && images ? images.clientHeight : 0;
       place.style.height = `${Math.min(760, Math.max(240, 26 * data.partition.table.length + 70, beside))}px`;
     }
@@ -198,7 +198,7 @@
   };
   const drawAll = () => Object.keys(figures).forEach(draw);
 
-  // The legend switches a method in all figures at once; a double click leaves it alone there.
+  // The legend shows or hides a method in all figures; a double click shows only that method.
   const legend = document.getElementById("legend");
   const mark = number => {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -218,7 +218,7 @@
   if (legend) methods.forEach((method, number) => {
     const button = element("button");
     button.type = "button";
-    button.title = "Click: show or hide. Double click: show this one alone, or all.";
+    button.title = "Click: show or hide. Double click: show only this one, or all.";
     button.append(mark(number), element("span", "", method.label));
     button.addEventListener("click", () => { hidden.has(number) ? hidden.delete(number) : hidden.add(number); press(); });
     button.addEventListener("dblclick", () => {
@@ -240,7 +240,7 @@
     show();
   });
 
-  // Every figure can be taken along as a picture, with the names that are beside it on the page.
+  // Every figure can be saved as a picture, with a legend of its own.
   const picture = ({ data, layout }) => ({ data, layout: data.some(trace => trace.meta) ? { ...layout, ...ownLegend } : layout });
   document.querySelectorAll("figure .plot").forEach(place => {
     const button = element("button", "save", "PNG");
@@ -261,13 +261,13 @@
     const text = button.previousElementSibling;
     const selection = getSelection();
     selection.selectAllChildren(text);
-    document.execCommand("copy");  // a page that is a file may not use the newer way
+    document.execCommand("copy");  // the newer clipboard API is not available to file:// pages
     selection.removeAllRanges();
     button.textContent = "copied";
     setTimeout(() => { button.textContent = "copy"; }, 1500);
   }));
 
-  // The images: tiles are cut out of one sheet.
+  // The images: tiles cut out of one sheet.
   if (images) {
     const byMethod = document.getElementById("sheet-method"), byClient = document.getElementById("sheet-client");
     const loaded = new Map();

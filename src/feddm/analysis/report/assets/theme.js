@@ -1,4 +1,4 @@
-// Before anything is painted: the theme of the system, until the reader chooses another.
+// Runs before the first paint: follow the system's theme until the reader chooses one.
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from feddm.algorithms.gradient_feddm import COUNT_MULTIPLIER
-from feddm.config.schema import Config
+from feddm.config.schema import Config, GuaranteedSettings
 from feddm.data.catalog import described
 from feddm.data.datasets import Dataset, fingerprint
 from feddm.data.partition import Shards
@@ -24,17 +23,17 @@ from feddm.privacy.vault import Terms, Vaults, as_it_is
 
 def with_absolute_ledger(config: Config) -> Config:
     """Returns the configuration with a ledger that is the same from every folder."""
-    ledger = config.privacy.ledger
-    if ledger in ("", "new"):
+    privacy = config.privacy
+    if privacy is None or privacy.ledger in ("", "new"):
         return config
-    privacy = config.privacy.model_copy(update={"ledger": os.path.abspath(ledger)})
+    privacy = privacy.model_copy(update={"ledger": os.path.abspath(privacy.ledger)})
     return config.model_copy(update={"privacy": privacy})
 
 
 def ledger_of(config: Config, run: str) -> Ledger | None:
     """Returns the ledger of a run, which may not be there yet; none without privacy."""
     privacy = config.privacy
-    if privacy.mechanism == "none":
+    if privacy is None:
         return None
     if privacy.ledger == "new":
         root = run_ledger_root() / run
@@ -54,7 +53,7 @@ def build_vaults(
 ) -> Vaults | None:
     """Returns what clients keep about their privacy; none without privacy."""
     ledger = ledger_of(config, run)
-    if ledger is None:
+    if ledger is None or config.privacy is None:
         return None
     if config.privacy.ledger and policy.epsilon < math.inf:
         raise BudgetError(
@@ -69,6 +68,7 @@ def vaults_in(
 ) -> Vaults:
     """Returns what clients keep about their privacy in a ledger."""
     privacy = config.privacy
+    assert privacy is not None
     if privacy.unit == "group":
         if dataset.train.group is None:
             raise ConfigError(
@@ -79,7 +79,7 @@ def vaults_in(
     terms = Terms(
         run,
         _asked(config),
-        budget=Policy(privacy.epsilon or math.inf, privacy.delta),
+        budget=Policy(privacy.budget or math.inf, privacy.delta),
         policy=policy,
     )
     split = fingerprint(dataset, shards, ledger.key())
@@ -88,11 +88,13 @@ def vaults_in(
 
 def check_policy(config: Config, policy: Policy, planned: Sequence[Event]) -> None:
     """Raises `BudgetError` if clients do not agree to such a run, whatever was spent."""
-    policy.check(_asked(config), as_it_is(planned, bool(config.privacy.test_secret)))
+    privacy = config.privacy
+    policy.check(_asked(config), as_it_is(planned, bool(privacy and privacy.test_secret)))
 
 
 def _asked(config: Config) -> Asked:
-    return Asked(config.algorithm, config.privacy.mechanism, config.privacy.unit)
+    unit = "example" if config.privacy is None else config.privacy.unit
+    return Asked(config.algorithm.name, config.mechanism, unit)
 
 
 def _check_whole_groups(group: torch.Tensor, shards: Shards) -> None:
@@ -122,29 +124,18 @@ def calibrated(config: Config, vaults: Vaults) -> Config:
 def with_noise(config: Config, spent: Sequence[Event]) -> Config:
     """Returns the configuration with the noise that leaves its budget after what is spent."""
     privacy = config.privacy
-    if privacy.noise_multiplier or privacy.mechanism in ("none", "paper"):
+    if not isinstance(privacy, GuaranteedSettings) or privacy.noise_multiplier:
         return config
-    features = privacy.mechanism == "features"
-    if config.algorithm == "feddm" and not features:
-        spent = [*spent, Released(config.rounds, COUNT_MULTIPLIER)]
+    times, sample_rate, count_multiplier = config.algorithm.releases(privacy)
+    if count_multiplier is not None:
+        spent = [*spent, Released(config.rounds, count_multiplier)]
     multiplier = noise_multiplier(
         privacy.epsilon,
         privacy.delta,
-        times=config.rounds * int(config.synthesis.networks if features else privacy.steps),
-        sample_rate=1.0 if features else privacy.sample_rate,
+        times=config.rounds * times,
+        sample_rate=sample_rate,
         spent=spent,
     )
     return config.model_copy(
         update={"privacy": privacy.model_copy(update={"noise_multiplier": multiplier})}
     )
-
-
-def expected_examples(config: Config) -> float:
-    """Returns the examples that a client is taken to have: a public figure, not its own."""
-    info = described(config.data)
-    if not info.num_train:
-        raise ConfigError(
-            "data.own.examples is missing: privacy needs a public figure of how many examples "
-            "all nodes have together, about"
-        )
-    return info.num_train / config.partition.clients

@@ -2,49 +2,47 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from feddm.algorithms.feddm import FedDM, Synthesis
 from feddm.config.presets import PRESETS
-from feddm.config.schema import (
+from feddm.config.registry import algorithm_names
+from feddm.config.resolve import (
     OPTIONS,
-    Config,
-    RuntimeConfig,
-    ServerConfig,
-    SynthesisConfig,
+    flat,
     load_toml,
     parse_settings,
+    qualified,
     resolve,
     schema,
+    written,
 )
-from feddm.core.coding import Type
+from feddm.config.schema import Config, RuntimeConfig
 from feddm.core.compile import Precision
-from feddm.core.training import Schedule
 from feddm.errors import ConfigError
 
 
 def value_at(config: Config, key: str) -> Any:
     """Returns the value of a key such as ``server.lr``."""
     value: Any = config
-    for part in key.split("."):
+    for part in qualified(key).split("."):
         value = getattr(value, part)
     return value
 
 
 EVERY_OPTION: list[tuple[str, str, object]] = [
-    ("algorithm", "algorithm", "real"),
+    ("algorithm", "algorithm.name", "real"),
     ("dataset", "data.name", "mnist"),
     ("clients", "partition.clients", 17),
     ("alpha", "partition.alpha", 0.07),
     ("rounds", "rounds", 17),
     ("participation", "participation", 0.25),
     ("width", "model.width", 17),
-    ("ipc", "synthesis.images_per_class", 17),
+    ("ipc", "algorithm.images_per_class", 17),
     ("seed", "seed", 17),
     ("workers", "runtime.workers", 17),
     ("device", "runtime.device", "cpu"),
@@ -87,8 +85,12 @@ class TestLayers:
         assert (config.seed, config.data.dir, config.runtime.workers) == (3, "here", 2)
 
     def test_one_key_of_a_section_leaves_the_others(self) -> None:
-        config = resolve({"server": {"lr": 0.5}}, settings={"server.epochs": 3})
-        assert config.server == resolve().server.model_copy(update={"lr": 0.5, "epochs": 3})
+        config = resolve({"algorithm": {"server": {"lr": 0.5}}}, settings={"server.epochs": 3})
+        plain = flat(resolve().model_dump())
+        assert flat(config.model_dump()) == plain | {
+            "algorithm.server.lr": 0.5,
+            "algorithm.server.epochs": 3,
+        }
 
     def test_an_option_that_is_none_was_not_given(self) -> None:
         assert resolve(FILE, options={"rounds": None, "seed": None}) == resolve(FILE)
@@ -99,10 +101,9 @@ class TestLayers:
             resolve(options={"dataset": "cifar100"}),
             resolve(settings={"data.name": "cifar100"}),
         ):
-            assert config.synthesis.images_per_class == 5
-        assert (
-            resolve(options={"dataset": "cifar100", "ipc": 2}).synthesis.images_per_class == 2
-        )
+            assert value_at(config, "images_per_class") == 5
+        config = resolve(options={"dataset": "cifar100", "ipc": 2})
+        assert value_at(config, "images_per_class") == 2
 
     @pytest.mark.parametrize(("option", "key", "value"), EVERY_OPTION)
     def test_every_option_sets_its_key(self, option: str, key: str, value: object) -> None:
@@ -110,17 +111,22 @@ class TestLayers:
         budget = {"epsilon": 2.0} if option in ("delta", "ledger") else {}
         config = resolve(options={option: value} | budget)
         assert value_at(config, key) == value
-        assert value_at(resolve(), key) != value
+        if not key.startswith("privacy."):
+            assert value_at(resolve(), key) != value
 
     def test_no_option_is_forgotten_above(self) -> None:
         assert {option: key for option, key, _ in EVERY_OPTION} == OPTIONS
 
 
-KEYS = ", ".join(sorted(Config.model_fields))
+# Keys of the algorithm need not name it, so that a mistake may be about either.
+KEYS = (
+    f"feddm has {', '.join(sorted(set(type(resolve().algorithm).model_fields) - {'name'}))}; "
+    f"all have {', '.join(sorted(set(Config.model_fields) - {'algorithm'}))}"
+)
 KEYS_OF_VALUES = [
-    f"{name}.{below}" if isinstance(value, dict) else name
-    for name, value in resolve().model_dump().items()
-    for below in (value if isinstance(value, dict) else [""])
+    key.removeprefix("algorithm.")
+    for key in flat(resolve().model_dump(exclude={"privacy"}))
+    if key not in ("preset", "algorithm.name", "data.own.classes")
 ]
 
 
@@ -135,10 +141,10 @@ class TestMistakes:
                 "unknown key partition.client (did you mean clients?); known here: "
                 "alpha, classes_per_client, clients, min_examples, scheme",
             ),
-            ({"zzz": 3}, f"unknown key zzz; known here: {KEYS}"),
+            ({"zzz": 3}, f"unknown key zzz; {KEYS}"),
             (
                 {"sever.lr": 0.1},
-                f"unknown key sever (did you mean server?); known here: {KEYS}",
+                f"unknown key sever (did you mean server?); {KEYS}",
             ),
             ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
             ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
@@ -227,7 +233,7 @@ class TestMistakes:
         with pytest.raises(
             ConfigError, match=r"^unknown key server\.epoch \(did you mean epochs\?\)"
         ):
-            resolve({"server": {"epoch": 3}})
+            resolve({"algorithm": {"server": {"epoch": 3}}})
         with pytest.raises(ConfigError, match=r"^preset must be one of quick, paper, got 0$"):
             resolve({"preset": 0})
         with pytest.raises(ConfigError, match=r"^preset must be one of quick, paper, got ''$"):
@@ -291,7 +297,9 @@ def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         config.rounds = 3  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        config.server.lr = 0.1  # type: ignore[misc]
+        config.data.name = "mnist"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        config.algorithm.name = "fedavg"  # type: ignore[misc]
 
 
 positive_floats = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -331,7 +339,7 @@ def test_a_file_that_was_written_is_complete(
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     # Whatever the presets become.
-    monkeypatch.setattr("feddm.config.schema.preset_values", lambda *arguments: {"rounds": 99})
+    monkeypatch.setattr("feddm.config.resolve.preset_values", lambda *arguments: {"rounds": 99})
     assert resolve(load_toml(path)) == config
 
 
@@ -342,11 +350,6 @@ def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
 def test_choices_are_those_of_the_code_that_they_are_for() -> None:
     # Written out in the configuration, which imports none of that code.
     assert choices(Config, "preset") == PRESETS
-    assert choices(ServerConfig, "schedule") == get_args(Schedule)
-    assert choices(SynthesisConfig, "coding") == get_args(Type)
-    hints = get_type_hints(Synthesis)
-    assert choices(SynthesisConfig, "start") == get_args(hints["start"])
-    assert choices(ServerConfig, "weighting") == get_args(get_type_hints(FedDM)["weighting"])
     assert choices(RuntimeConfig, "precision") == get_args(Precision)
 
 
@@ -407,23 +410,136 @@ class TestDataOfNodes:
         )
 
 
-class TestSchema:
-    def test_every_key_is_described(self) -> None:
-        document = json.loads(schema())
+CHOICES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in algorithm_names()] + [
+    ("feddm", {"privacy.epsilon": 4.0}),
+    ("feddm", {"privacy.epsilon": 4.0, "privacy.mechanism": "gradients"}),
+    ("feddm", {"privacy.mechanism": "paper"}),
+    ("fedprox", {"privacy.epsilon": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "privacy"), CHOICES, ids=str)
+class TestEveryChoice:
+    """Each algorithm, with and without privacy, has settings of its own."""
+
+    def test_every_key_is_described(self, algorithm: str, privacy: dict[str, Any]) -> None:
+        config = resolve(options={"algorithm": algorithm}, settings=privacy)
+        document = json.loads(schema(config))
         sections = document["$defs"] | {"Config": document}
-        assert {"Config", "DataConfig", "PartitionConfig", "ServerConfig"} <= set(sections)
         for section in sections.values():
             assert section["description"]
-            for rule in section["properties"].values():
-                assert rule.get("$ref") or len(rule["description"]) > 5
+            for key, rule in section["properties"].items():
+                if key not in ("mechanism", "privacy") and "$ref" not in rule:
+                    assert len(rule["description"]) > 5
 
-    def test_it_has_the_keys_of_a_configuration_and_no_others(self) -> None:
-        document = json.loads(schema())
-        dumped = resolve().model_dump()
-        assert set(document["properties"]) == set(dumped)
-        for name, rule in document["properties"].items():
-            if isinstance(dumped[name], dict):
-                section = document["$defs"][rule["$ref"].rpartition("/")[2]]
-                assert set(section["properties"]) == set(dumped[name])
-                assert section["additionalProperties"] is False
-        assert document["additionalProperties"] is False
+    def test_the_schema_has_its_keys_and_no_others(
+        self, algorithm: str, privacy: dict[str, Any]
+    ) -> None:
+        config = resolve(options={"algorithm": algorithm}, settings=privacy)
+        document = json.loads(schema(config))
+
+        def compare(rule: dict[str, Any], values: dict[str, Any]) -> None:
+            assert set(rule["properties"]) == set(values)
+            assert rule["additionalProperties"] is False
+            for name, value in values.items():
+                if isinstance(value, dict):
+                    reference = rule["properties"][name]["$ref"]
+                    compare(document["$defs"][reference.rpartition("/")[2]], value)
+
+        compare(document, config.model_dump())
+
+    def test_written_and_read_again_it_is_the_same(
+        self, algorithm: str, privacy: dict[str, Any]
+    ) -> None:
+        for preset in PRESETS:
+            config = resolve(preset=preset, options={"algorithm": algorithm}, settings=privacy)
+            text = config.to_toml()
+            for read in (resolve, written):
+                again = read(tomllib.loads(text))
+                assert again == config
+                assert type(again.algorithm) is type(config.algorithm)
+                assert again.to_toml() == text
+            assert resolve(json.loads(config.model_dump_json())) == config
+
+
+class TestOneAlgorithmsSettings:
+    def test_another_algorithms_settings_do_not_exist(self) -> None:
+        for algorithm, key, known in (
+            ("fedavg", "synthesis.steps", "local"),
+            ("fedavg", "mu", "local"),
+            ("feddm", "local.epochs", "synthesis"),
+            ("real", "synthesis.lr", "coding"),
+        ):
+            with pytest.raises(ConfigError, match=rf"^unknown key .*{known}") as raised:
+                resolve(options={"algorithm": algorithm}, settings={key: 1})
+            assert "\n" not in str(raised.value)
+
+    def test_an_algorithm_may_say_what_to_do_instead(self) -> None:
+        with pytest.raises(ConfigError, match=r"^local\.momentum cannot be set here: SCAFFOLD"):
+            resolve(options={"algorithm": "scaffold"}, settings={"local.momentum": 0.5})
+
+    def test_a_setting_can_be_named_in_full(self) -> None:
+        short, full = (
+            resolve(settings={key: 7}) for key in ("server.epochs", "algorithm.server.epochs")
+        )
+        assert short == full != resolve()
+
+    def test_settings_for_several_algorithms_are_taken_where_they_exist(self) -> None:
+        settings = {"synthesis.steps": 7, "local.epochs": 3, "mu": 0.5, "rounds": 2}
+        found = {}
+        for name in algorithm_names():
+            config = resolve(options={"algorithm": name}, settings=settings, shared=True)
+            keys = flat(config.model_dump())
+            taken = {key for key in settings if keys.get(qualified(key)) == settings[key]}
+            found[name] = taken
+        local = {"rounds", "local.epochs"}
+        assert found == {
+            "feddm": {"rounds", "synthesis.steps"},
+            "fedavg": local,
+            "fedprox": local | {"mu"},
+            "fednova": local,
+            "scaffold": local,
+            "real": {"rounds"},
+        }
+
+    def test_a_shared_setting_is_checked_where_it_exists(self) -> None:
+        with pytest.raises(ConfigError, match=r"^mu must be a number of at least 0, got -1$"):
+            resolve(options={"algorithm": "fedprox"}, settings={"mu": -1}, shared=True)
+
+    def test_a_file_for_another_algorithm_counts_where_both_agree(self) -> None:
+        # REAL has the server and the number of images of FedDM, but no synthesis.
+        file = {
+            "rounds": 3,
+            "algorithm": {
+                "name": "feddm",
+                "images_per_class": 4,
+                "server": {"epochs": 7},
+                "synthesis": {"steps": 9},
+            },
+        }
+        real = resolve(file, options={"algorithm": "real"})
+        assert (real.rounds, value_at(real, "images_per_class")) == (3, 4)
+        assert value_at(real, "server.epochs") == 7
+        fedavg = resolve(file, options={"algorithm": "fedavg"})
+        assert fedavg.algorithm == resolve(options={"algorithm": "fedavg"}).algorithm
+
+    def test_an_algorithm_may_be_only_named(self) -> None:
+        assert resolve({"algorithm": "fedavg"}) == resolve(options={"algorithm": "fedavg"})
+
+
+class TestEarlierVersions:
+    @pytest.mark.parametrize("read", [resolve, written])
+    def test_files_of_the_flat_form_are_refused_in_one_sentence(self, read: Any) -> None:
+        flat_form = {"algorithm": "feddm", "synthesis": {"steps": 3}, "server": {"lr": 0.1}}
+        with pytest.raises(ConfigError) as raised:
+            read(flat_form)
+        assert str(raised.value) == (
+            "[synthesis], [server] are tables of an earlier version of feddm: an algorithm's "
+            "settings are in [algorithm] now; `feddm config` writes a file in the new form"
+        )
+
+    def test_a_setting_that_was_not_written_has_the_papers_value(self) -> None:
+        values = resolve(options={"dataset": "cifar10"}).model_dump(exclude_none=True)
+        assert values["algorithm"]["synthesis"].pop("momentum") == 0.5
+        assert value_at(written(values), "synthesis.momentum") == 0.0
+        assert value_at(resolve(values), "synthesis.momentum") == 0.5

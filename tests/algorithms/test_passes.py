@@ -1,42 +1,43 @@
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
+import private
 from feddm.algorithms.base import Upload
-from feddm.config.schema import Config, resolve
-from feddm.core.models import Around, ConvNet, Model, Outputs, ResNet18
+from feddm.algorithms.costs import Passes, Work
+from feddm.config.resolve import resolve
+from feddm.core.models import Around, ConvNet, Outputs
 from feddm.core.seeding import generator
 from feddm.core.tensors import Tensors
 from feddm.core.training import ignore
 from feddm.data.partition import class_table
 from feddm.runtime.build import build_algorithm, build_dataset, build_shards
-from feddm.runtime.workload import Passes, Round, forward_flops, passes
 
+MODEL = ConvNet((1, 8, 8), 3, width=2, depth=1)
 # Two clients and three classes: 70 examples. Classes with at least five of them, here and below
 # the smallest that count, have 12, 5, 40 and 10.
 TABLE = np.array([[12, 3, 0], [5, 40, 10]])
 SETTINGS = {
-    "participation": 1.0,
-    "synthesis.images_per_class": 10,
+    "images_per_class": 10,
     "synthesis.steps": 7,
     "synthesis.networks": "fresh",
     "synthesis.real_batch": 8,
     "synthesis.start": "real",
-    "synthesis.min_class_size": 5,
+    "min_class_size": 5,
     "server.epochs": 4,
     "local.epochs": 6,
 }
 
 
-def config(algorithm: str = "feddm", **settings: Any) -> Config:
+def passes(algorithm: str = "feddm", **settings: Any) -> Work:
     named = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    return resolve(options={"algorithm": algorithm}, settings=SETTINGS | named)
+    config = resolve(options={"algorithm": algorithm}, settings=SETTINGS | named, shared=True)
+    return build_algorithm(config, MODEL).passes(TABLE)
 
 
 def test_weight_by_hand() -> None:
@@ -52,25 +53,45 @@ class TestPasses:
 
     @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fednova", "scaffold"])
     def test_of_averaging(self, algorithm: str) -> None:
-        assert passes(config(algorithm), TABLE) == Round(Passes(weights=6 * 70), Passes())
+        assert passes(algorithm) == Work(Passes(weights=6 * 70), Passes())
+
+    # Of 70 examples, each is in a step with probability .2: 14 in each of five.
+    GRADIENTS: ClassVar[dict[str, Any]] = {
+        "privacy_mechanism": "gradients",
+        "privacy_noise_multiplier": 1.0,
+        "privacy_sample_rate": 0.2,
+        "privacy_steps": 5,
+    }
 
     def test_of_private_averaging(self) -> None:
-        # Of 70 examples, each is in a step with probability .2: 14 in each of five.
-        chosen = resolve(
-            options={"algorithm": "fedavg"},
-            settings={
-                "privacy.mechanism": "gradients",
-                "privacy.noise_multiplier": 1.0,
-                "privacy.sample_rate": 0.2,
-                "privacy.steps": 5,
-            },
+        assert passes("fedavg", **self.GRADIENTS) == Work(Passes(weights=70), Passes())
+
+    def test_of_private_gradients_on_images(self) -> None:
+        # Forty images of four classes are sent.
+        assert passes(**self.GRADIENTS) == Work(
+            Passes(forward=70, images=70), Passes(weights=4 * 40)
         )
-        assert passes(chosen, TABLE) == Round(Passes(weights=70), Passes())
+
+    @pytest.mark.parametrize("learn", ["client", "server"])
+    def test_of_noisy_sums(self, learn: str) -> None:
+        mechanism: dict[str, Any] = {
+            "privacy_mechanism": "features",
+            "privacy_noise_multiplier": 1.0,
+            "privacy_learn": learn,
+            "synthesis_networks": 2,
+            "server_replay": 0,
+        }
+        seen = Passes(forward=2 * 70)
+        if learn == "client":
+            # Forty images of four classes.
+            expected = Work(replace(seen, images=7 * 40), Passes(weights=4 * 40))
+        else:
+            # Together the clients have 17, 43 and 10 examples of the classes: thirty images.
+            expected = Work(seen, Passes(images=7 * 30, weights=4 * 30))
+        assert passes(**mechanism) == expected
 
     def test_of_real(self) -> None:
-        assert passes(config("real"), TABLE) == Round(Passes(), self.SERVER)
-        noise = config("real", synthesis_start="noise")  # which is nothing to it
-        assert passes(noise, TABLE) == Round(Passes(), self.SERVER)
+        assert passes("real") == Work(Passes(), self.SERVER)
 
     @pytest.mark.parametrize(
         ("networks", "drawn"),
@@ -78,37 +99,29 @@ class TestPasses:
     )
     def test_of_feddm(self, networks: int | str, drawn: int) -> None:
         clients = Passes(forward=drawn * (8 + 5 + 8 + 8), images=7 * self.SENT)
-        found = passes(config(synthesis_networks=networks), TABLE)
-        assert found == Round(clients, self.SERVER)
+        found = passes(synthesis_networks=networks)
+        assert found == Work(clients, self.SERVER)
 
     def test_all_real_images(self) -> None:
         clients = Passes(forward=7 * (12 + 5 + 40 + 10), images=7 * self.SENT)
-        found = passes(config(synthesis_real_batch="all"), TABLE)
-        assert found == Round(clients, self.SERVER)
+        found = passes(synthesis_real_batch="all")
+        assert found == Work(clients, self.SERVER)
 
     def test_a_start_with_noise_has_all_images(self) -> None:
-        found = passes(config(synthesis_start="noise"), TABLE)
+        found = passes(synthesis_start="noise")
         clients = Passes(forward=7 * 29, images=7 * 40)
-        assert found == Round(clients, Passes(weights=4 * 40))
+        assert found == Work(clients, Passes(weights=4 * 40))
 
     @pytest.mark.parametrize("algorithm", ["feddm", "real"])
     def test_replay(self, algorithm: str) -> None:
         # Two rounds before: 1, 2, 3, 3 and 3 sets in five rounds, and 1 and 2 in two.
-        found = passes(config(algorithm, rounds=5, server_replay=2), TABLE)
+        found = passes(algorithm, rounds=5, server_replay=2)
         assert found.server.weights == pytest.approx(4 * self.SENT * 12 / 5)
-        found = passes(config(algorithm, rounds=2, server_replay=2), TABLE)
+        found = passes(algorithm, rounds=2, server_replay=2)
         assert found.server.weights == pytest.approx(4 * self.SENT * 1.5)
 
     def test_no_step(self) -> None:
-        assert passes(config(synthesis_steps=0), TABLE) == Round(Passes(), self.SERVER)
-
-    @pytest.mark.parametrize("algorithm", ["feddm", "real", "fedavg"])
-    def test_half_of_the_clients_do_half_of_it(self, algorithm: str) -> None:
-        all_, half = (
-            passes(config(algorithm, participation=share), TABLE) for share in (1.0, 0.5)
-        )
-        assert half.clients.weight == all_.clients.weight / 2
-        assert half.server.weight == all_.server.weight / 2
+        assert passes(synthesis_steps=0) == Work(Passes(), self.SERVER)
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ class Counting(Around):
         ("feddm", {}),
         ("feddm", {"synthesis.networks": 2, "synthesis.start": "noise"}),
         ("feddm", {"synthesis.networks": 9, "synthesis.real_batch": "all"}),
-        ("feddm", {"synthesis.real_batch": 2, "synthesis.images_per_class": 3}),
+        ("feddm", {"synthesis.real_batch": 2, "images_per_class": 3}),
         ("real", {}),
         ("fedavg", {}),
         ("scaffold", {}),
@@ -143,13 +156,13 @@ def test_a_round_computes_what_was_counted_before(
     chosen = resolve(
         options={"algorithm": algorithm, "clients": 3},
         settings=SETTINGS | {"synthesis.steps": 3, "local.epochs": 1} | settings,
+        shared=True,
     )
     dataset = build_dataset(chosen.data)
     shards = build_shards(chosen.partition, dataset, 0)
-    expected = passes(chosen, class_table(dataset.train.y.numpy(), shards, 10))
-
     model = Counting(ConvNet((1, 8, 8), 10, width=2, depth=1))
     method = build_algorithm(chosen, model)
+    expected = method.passes(class_table(dataset.train.y.numpy(), shards, 10))
     state = method.init(model.init(generator(0, "test")))
     uploads = []
     for client, shard in enumerate(shards):
@@ -163,25 +176,28 @@ def test_a_round_computes_what_was_counted_before(
     assert Passes(**model.counts) == expected.server
 
 
-def test_flops_by_hand() -> None:
-    # For each output a product with 27 or 9 * 128 numbers, two operations each: on 32x32, 16x16
-    # and 8x8 with 128 channels, and ten times 128 * 4 * 4 at last.
-    blocks = 128 * (1024 * 27 + 256 * 1152 + 64 * 1152)
-    assert 2 * (blocks + 10 * 2048) == 101_490_688
-    assert forward_flops(ConvNet((3, 32, 32), 10, width=128)) == 101_490_688
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        ConvNet((3, 32, 32), 10, width=16),
-        ConvNet((1, 28, 28), 10, width=5, depth=4, norm="group"),
-        ResNet18((3, 32, 32), 10),
-        ResNet18((1, 8, 8), 7, norm="instance"),
-    ],
-    ids=str,
-)
-def test_flops_are_those_that_torch_counts(model: Model) -> None:
-    with FlopCounterMode(display=False) as counter:
-        model(model.init(generator(0, "test")), torch.zeros(1, *model.shape))
-    assert forward_flops(model) == counter.get_total_flops()
+def test_a_server_that_learns_images_computes_what_was_counted_before() -> None:
+    model = Counting(private.MODEL)
+    method: Any = private.built("server", 0.01, model=model)
+    state = method.init(model.init(generator(0, "test")))
+    labels = [[0, 0, 1], [0, 1, 1, 2]]  # three examples of two classes, one of the third
+    uploads = [
+        Upload(
+            client,
+            method.local(
+                method.broadcast(state),
+                private.examples(*mine),
+                {},
+                generator(client, "test"),
+                ignore,
+                private.noise(),
+            ).upload,
+        )
+        for client, mine in enumerate(labels)
+    ]
+    assert not {"images", "weights"} & set(model.counts)
+    model.counts.clear()
+    method.aggregate(state, uploads, generator(0, "test"), ignore)
+    expected = method.passes(np.array([[2, 1, 0], [1, 2, 1]])).server
+    assert model.counts["images"] == expected.images == 3 * 4
+    assert model.counts["weights"] == expected.weights == 4

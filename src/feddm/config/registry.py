@@ -1,0 +1,106 @@
+"""Finds algorithms and privacy mechanisms by their names.
+
+Those of other packages are found by entry points, in the groups ``feddm.algorithms`` and
+``feddm.mechanisms``. This makes ``--algorithm fedavgm`` work:
+
+    [project.entry-points."feddm.algorithms"]
+    fedavgm = "my_package.fedavgm:FedAvgM"
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from feddm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from feddm.config.schema import AlgorithmSettings, PrivacySettings
+
+# By name, where the class of an algorithm and the settings of a mechanism are.
+_BUILT_IN = {
+    "feddm.algorithms": {
+        "feddm": "feddm.algorithms.feddm:FedDM",
+        "fedavg": "feddm.algorithms.fedavg:FedAvg",
+        "fedprox": "feddm.algorithms.fedprox:FedProx",
+        "fednova": "feddm.algorithms.fednova:FedNova",
+        "scaffold": "feddm.algorithms.scaffold:Scaffold",
+        "real": "feddm.algorithms.real:Real",
+    },
+    "feddm.mechanisms": {
+        "features": "feddm.privacy.features:FeatureSettings",
+        "gradients": "feddm.privacy.gradients:GradientSettings",
+        "paper": "feddm.privacy.paper_noise:PaperNoise",
+    },
+}
+
+
+class AlgorithmType(Protocol):
+    """What the configuration needs to know of an algorithm's class."""
+
+    @classmethod
+    def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:
+        """Returns the settings under a privacy mechanism, or without one.
+
+        Raises:
+            UnfitAlgorithmError: The algorithm can't run under this mechanism.
+        """
+
+    @classmethod
+    def default_mechanism(cls) -> str:
+        """Returns the mechanism of a run that has a budget and names none."""
+
+
+@functools.cache
+def algorithm_names() -> tuple[str, ...]:
+    """Returns the names of all installed algorithms."""
+    return tuple(_installed("feddm.algorithms"))
+
+
+@functools.cache
+def mechanism_names() -> tuple[str, ...]:
+    """Returns the names of all installed privacy mechanisms."""
+    return tuple(_installed("feddm.mechanisms"))
+
+
+def find_algorithm(name: str) -> type[AlgorithmType]:
+    """Returns the class of the algorithm with this name."""
+    if name not in algorithm_names():
+        raise ConfigError(
+            f"algorithm must be one of {', '.join(algorithm_names())}, got {name!r}"
+        )
+    found: type[AlgorithmType] = _loaded("feddm.algorithms", name)
+    return found
+
+
+def find_mechanism(name: str) -> type[PrivacySettings]:
+    """Returns the settings of the privacy mechanism with this name."""
+    if name not in mechanism_names():
+        known = ", ".join(("none", *mechanism_names()))
+        raise ConfigError(f"privacy.mechanism must be one of {known}, got {name!r}")
+    found: type[PrivacySettings] = _loaded("feddm.mechanisms", name)
+    return found
+
+
+@functools.cache
+def _loaded(group: str, name: str) -> Any:
+    point = _installed(group)[name]
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name} can't be loaded from {point.value}: {error}") from error
+
+
+@functools.cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """Returns what is built in, then what other packages add, in the order of their names."""
+    built_in = [EntryPoint(name, value, group) for name, value in _BUILT_IN[group].items()]
+    points: dict[str, EntryPoint] = {}
+    for point in [*built_in, *sorted(entry_points(group=group))]:
+        if points.setdefault(point.name, point).value != point.value:
+            raise ConfigError(
+                f"{point.name} is registered twice in {group}, as {points[point.name].value} "
+                f"and {point.value}; uninstall one of the packages"
+            )
+    return points
