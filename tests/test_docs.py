@@ -71,3 +71,19 @@ def test_every_experiment_has_its_place_among_the_results() -> None:
     assert re.findall(r"<!-- result: (.*) -->", page) == list(EXPERIMENTS)
     for picture in re.findall(r"!\[.*\]\((.*)\)", page):
         assert (ROOT / "docs" / picture).exists(), picture
+
+
+def test_the_walk_of_an_upload_names_functions_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walk = text.partition("## The walk of one upload")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. (.*)$", walk, re.MULTILINE)
+    assert 5 < len(steps) <= 15
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "feddm").rglob("*.py")
+    )
+    for step in steps:
+        names = [name for name in re.findall(r"`([\w.]+)`", step) if "jsonl" not in name]
+        assert names, step
+        for name in names:
+            last = name.rpartition(".")[2]
+            assert re.search(rf"(def|class) {last}\b", source), (name, step)
