@@ -21,11 +21,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path
+from pydantic import Field, NonNegativeFloat, ValidationError
 
+from feddm.config.messages import sentence
 from feddm.config.registry import algorithm_names, mechanism_names
+from feddm.config.schema import Section
 from feddm.data.catalog import DATASETS, describe
 from feddm.errors import BudgetError, DataError, LedgerError
 from feddm.privacy.accounting import Event, Released, epsilon
@@ -134,39 +137,24 @@ def _limits(values: dict[str, Any], dataset: str) -> dict[str, Any]:
     return _checked(values) | checked.get(dataset, {})
 
 
-_NAMES = {
-    "mechanisms": ("none", *mechanism_names()),
-    "algorithms": algorithm_names(),
-    "units": get_args(Unit),
-}
+class Limits(Section):
+    """What a policy file can say, for all data sets or for one."""
+
+    # Only nan is no number to compare with; an infinite budget is one.
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=True)] = math.inf
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    noise_multiplier: NonNegativeFloat = 0.0
+    mechanisms: list[Literal[("none", *mechanism_names())]] = Field([])  # type: ignore[valid-type]
+    algorithms: list[Literal[algorithm_names()]] = Field([])  # type: ignore[valid-type]
+    units: list[Unit] = Field([])
 
 
 def _checked(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: _limit(key, value) for key, value in table.items()}
-
-
-def _limit(key: str, value: object) -> float | tuple[str, ...]:
-    """Returns the checked value of a key."""
-    if key in _NAMES:
-        if not isinstance(value, list) or not all(name in _NAMES[key] for name in value):
-            names = ", ".join(_NAMES[key])
-            raise ValueError(f"{key} must be a list of {names}, got {value!r}")
-        return tuple(value)
-    number = math.nan  # fails every range check
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
-    match key:
-        case "epsilon":
-            good, what = number >= 0, "a number of at least 0"
-        case "delta":
-            good, what = 0 < number < 1, "a number above 0 and below 1"
-        case "noise_multiplier":
-            good, what = 0 <= number < math.inf, "a number of at least 0"
-        case _:
-            known = ("epsilon", "delta", "noise_multiplier", *_NAMES)
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"unknown key {key}{hint}; known: {', '.join(known)}, datasets")
-    if not good:
-        raise ValueError(f"{key} must be {what}, got {value!r}")
-    return number
+    """Returns the limits that a table sets."""
+    try:
+        limits = Limits.model_validate(table).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise ValueError(sentence(error.errors()[0], table, Limits)) from None
+    if math.isnan(limits.get("epsilon", 0.0)):
+        raise ValueError("epsilon must be a number of at least 0, got nan")
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in limits.items()}
