@@ -1,3 +1,4 @@
+import inspect
 import json
 import subprocess
 import sys
@@ -486,3 +487,9 @@ class TestNames:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         assert done.stdout.splitlines() == ["[]", "True"]
+
+
+def test_run_has_the_options_of_the_command_line() -> None:
+    named = set(inspect.signature(feddm.run).parameters)
+    assert set(OPTIONS) <= named
+    assert named - set(OPTIONS) == {"config", "preset", "set", "out", "observer"}

@@ -53,13 +53,13 @@ def run(
         clients: Number of clients.
         alpha: Dirichlet concentration of the split over clients.
         rounds: Rounds of communication.
-        participation: Share of the clients that takes part in a round.
+        participation: Share of the clients that take part in a round.
         width: Channels of the ConvNet.
-        ipc: Synthetic images a class.
-        seed: Everything random comes from it.
+        ipc: Images sent per class.
+        seed: Seed of all randomness.
         privacy: What protects the examples: ``features`` or ``gradients``.
         epsilon: Privacy budget of the data set, for this run and those before it.
-        delta: Of that guarantee.
+        delta: Delta of the guarantee.
         ledger: Folder of the clients' ledgers, or ``new`` for one that this run alone has; by
             default all runs on a data set share one.
         workers: Worker processes; results do not depend on it.
@@ -69,7 +69,7 @@ def run(
         preset: Values under all others: ``quick`` or ``paper``.
         set: Any other values by their keys, as ``{"server.lr": 0.1}``.
         out: A new run directory; without one nothing is written.
-        observer: Is told how it goes.
+        observer: Receives the progress of the run.
     """
     options = {
         "algorithm": algorithm,

@@ -10,8 +10,12 @@ from typer.testing import CliRunner
 
 import tiny
 from feddm.cli import app
+from feddm.config.resolve import resolve
+from feddm.core.models import num_params
+from feddm.core.seeding import generator
 from feddm.errors import ConfigError
 from feddm.paper import published
+from feddm.runtime.build import build
 
 SMALL = [
     *("--clients", "3", "--rounds", "1", "--workers", "1"),
@@ -185,7 +189,7 @@ def test_each_algorithm_takes_the_settings_that_it_has(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("[algorithm.local]\nlrr = 0.1\n", r"unknown key local.lrr \(did you mean lr\?\)"),
-        ("[algorithm.server]\nlr = 0.1\n", "unknown key server"),
+        ("[algorithm.server]\nlr = 0.1\n", "has no setting server.lr"),
         ("[local]\nlr = 0.1\n", r"\[local\] .* of an earlier version"),
     ],
 )
@@ -457,7 +461,10 @@ class TestMessageSizeUnderPrivacy:
             ["compare", "--algorithms", "scaffold", "--set", "local.momentum=0.9"],
             "local.momentum cannot be set here: SCAFFOLD has none",
         ),
-        (["compare", "--algorithms", "real,fedavg", *SYNTHESIS], "unknown key synthesis"),
+        (
+            ["compare", "--algorithms", "real,fedavg", *SYNTHESIS],
+            "real has no setting synthesis.steps; feddm has it",
+        ),
         (
             ["compare", "--set", "synthesis.step=1"],
             r"unknown key synthesis.step \(did you mean",
@@ -500,7 +507,10 @@ class TestMessageSizeUnderPrivacy:
         (["tune", "--grid", "server.lr"], "--grid takes key=value"),
         (["tune", "--grid", "server.lrr=1"], "unknown key server.lrr"),
         (["tune", "--grid", "server.lr=1", "--validation", "2"], "data.validation must be"),
-        (["tune", "--grid", "server.lr=1", "--validation", "0"], "the test set tunes nothing"),
+        (
+            ["tune", "--grid", "server.lr=1", "--validation", "0"],
+            "the test set must not choose",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
@@ -508,3 +518,34 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], says: str, tmp_path
         CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
+
+
+class TestWhatTheCommandDecides:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["compare", "--set", "algorithm=real"], "--algorithms names them"),
+            (["compare", "--set", "algorithm.name=real"], "--algorithms names them"),
+            (["message-size", "--set", "algorithm=fedavg"], "are all shown"),
+            (
+                ["compare", "--algorithms", "fedavg", "--ipc", "3"],
+                "fedavg has no setting images_per_class; feddm, real have it",
+            ),
+        ],
+    )
+    def test_it_cannot_be_set(self, arguments: list[str], says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            run(*arguments)
+
+    def test_message_sizes_of_a_file_are_of_its_split_and_model(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.toml"
+        options = {"clients": 4, "alpha": 1.0, "width": 8, "ipc": 2}
+        file.write_text(resolve(options=options).to_toml())
+        rows = json.loads(run("message-size", str(file), "--splits", "2", "--json"))
+        # One split, whose alpha the file names, and three rows of baselines.
+        assert [row["what"].partition(", ")[0] for row in rows][:2] == ["FedDM", "FedAvg"]
+        assert len(rows) == 4
+        assert rows[0]["floats"] <= 4 * 10 * 2 * 64
+        algorithm = build(resolve(options=options)).algorithm
+        weights = num_params(algorithm.model.init(generator(0, "size")))
+        assert rows[1]["floats"] == 4 * weights

@@ -1,6 +1,6 @@
 """Privacy and the other settings: what exists under a mechanism, and what to do instead."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -116,7 +116,12 @@ def test_without_privacy_there_is_none() -> None:
         ({"delta": 1e-6}, "privacy.delta does nothing without a budget"),
         ({"ledger": "new"}, "privacy.ledger does nothing without a budget"),
         ({"clip": 2.0}, "privacy.clip does nothing without a budget"),
-        ({"mechanism": "none", "epsilon": 1.0}, "a budget or noise needs a mechanism"),
+        ({"mechanism": "none", "epsilon": 1.0}, "privacy.epsilon does nothing with the mech"),
+        (
+            {"mechanism": "none", "noise_multiplier": 1.0},
+            "privacy.noise_multiplier does nothing",
+        ),
+        ({"mechanism": "none", "bogus": 1.0}, "privacy.bogus does nothing with the mechanism"),
         ({"mechanism": "features"}, "privacy needs a budget or the noise"),
         ({"mechanism": "magic"}, "privacy.mechanism must be one of none, features,"),
         ({"epsilon": -1.0}, r"privacy.epsilon must be a number of at least 0, got -1.0"),
@@ -164,3 +169,45 @@ def test_the_papers_noise_does_not_touch_the_shared_ledger() -> None:
 def test_bounds_that_rounding_would_void(clip: float) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.clip must be"):
         resolve(options={"epsilon": 4.0}, settings={"privacy.clip": clip})
+
+
+class TestFilesAndTheCommandLine:
+    """The last layer that says something about privacy decides."""
+
+    PRIVATE: ClassVar[dict[str, Any]] = {"privacy": {"mechanism": "gradients", "epsilon": 4.0}}
+
+    def test_a_private_file_can_be_run_without_privacy(self) -> None:
+        assert resolve(self.PRIVATE, options={"privacy": "none"}) == resolve()
+
+    def test_an_open_file_can_be_run_with_privacy(self) -> None:
+        config = resolve({"privacy": {"mechanism": "none"}}, options={"epsilon": 4.0})
+        assert (config.mechanism, at(config, "privacy.epsilon")) == ("features", 4.0)
+
+    def test_another_budget_keeps_the_mechanism(self) -> None:
+        config = resolve(self.PRIVATE, options={"epsilon": 2.0, "delta": 1e-7})
+        assert (config.mechanism, at(config, "privacy.epsilon")) == ("gradients", 2.0)
+        assert at(config, "privacy.delta") == 1e-7
+
+    def test_what_is_said_beside_none_is_refused(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"^privacy\.delta does nothing with the mechanism"
+        ):
+            resolve(self.PRIVATE, options={"privacy": "none", "delta": 1e-3})
+
+    def test_a_file_that_does_not_fit_may_be_mended(self) -> None:
+        file = {"algorithm": "real", "privacy": {"epsilon": 4.0}}
+        with pytest.raises(UnfitAlgorithmError, match="real sends real images"):
+            resolve(file)
+        assert resolve(file, options={"algorithm": "fedavg"}).mechanism == "gradients"
+        assert resolve(file, options={"privacy": "none"}).algorithm.name == "real"
+
+    def test_the_papers_noise_has_no_unit_to_choose(self) -> None:
+        with pytest.raises(ConfigError, match=r"privacy\.unit must be example, got 'client'"):
+            resolve(settings=PAPER | {"privacy.unit": "client"})
+
+    def test_scaffold_keeps_its_reason_under_privacy(self) -> None:
+        with pytest.raises(ConfigError, match=r"^local\.momentum cannot be set here: SCAFFOLD"):
+            resolve(
+                options={"algorithm": "scaffold", "epsilon": 4.0},
+                settings={"local.momentum": 0.5},
+            )

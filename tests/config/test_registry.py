@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,15 +71,39 @@ def test_an_algorithm_of_another_package_gets_everything(installed: Any) -> None
         resolve.resolve(options={"algorithm": "louder", "epsilon": 4.0, "privacy": "features"})
 
 
-def test_one_that_cannot_be_loaded_is_named(installed: Any) -> None:
-    installed(broken="no.such:Thing")
-    with pytest.raises(ConfigError, match=r"broken can't be loaded from no\.such:Thing"):
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("no.such:Thing", r"broken can't be loaded from no\.such:Thing: No module"),
+        (f"{__name__}:Nothing", r"broken can't be loaded from .*:Nothing: .*Nothing"),
+        (f"{__name__}:forget", r"broken can't be used: .*:forget is no class of feddm"),
+        ("pathlib:Path", r"broken can't be used: pathlib:Path is no class of feddm"),
+    ],
+)
+def test_one_that_cannot_be_used_is_named(installed: Any, value: str, says: str) -> None:
+    installed(broken=value)
+    with pytest.raises(ConfigError, match=says):
         find_algorithm("broken")
+    # The others go on.
     assert find_algorithm("fedavg") is FedAvg
+    with pytest.raises(ConfigError, match="feddm has no setting mu; fedprox has it"):
+        resolve.resolve(settings={"mu": 1.0})
 
 
-def test_two_of_one_name_are_refused(installed: Any) -> None:
+def test_a_module_that_raises_is_named(
+    installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exploding.py").write_text("raise ValueError('boom')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed(broken="exploding:Thing")
+    with pytest.raises(ConfigError, match="broken can't be loaded from exploding:Thing: boom"):
+        find_algorithm("broken")
+
+
+def test_two_of_one_name_are_refused_when_they_are_used(installed: Any) -> None:
     installed(fedavg=f"{__name__}:Louder")
+    assert algorithm_names().count("fedavg") == 1
+    assert find_algorithm("fedprox").settings_type(None)
     with pytest.raises(ConfigError, match="fedavg is registered twice"):
         find_algorithm("fedavg")
 

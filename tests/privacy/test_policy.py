@@ -127,7 +127,7 @@ class TestFile:
                 "mechanisms must be a list, each one of none, features,",
             ),
             ("mechanisms = ['feature']", r"mechanisms must be a list, .*, got \['feature'\]"),
-            ("algorithms = ['fedagv']", "algorithms must be a list, each one of feddm, fedavg"),
+            ("algorithms = ['fedagv']", "unknown algorithm fedagv .did you mean fedavg"),
             ("algorithms = [1]", "algorithms must be a list"),
             ("units = ['patient']", "units must be a list, each one of example, group, client"),
             (

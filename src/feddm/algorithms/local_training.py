@@ -90,7 +90,8 @@ class LocalSettings(AlgorithmSettings):
 
 def _privately(settings: type[LocalSettings], owner: type) -> type[LocalSettings]:
     """Returns the same settings for DP-SGD, which has neither epochs nor batches."""
-    steps = Steps if "momentum" in type(settings().local).model_fields else PlainSteps
+    training = type(settings.model_fields["local"].default)
+    steps = Steps if "momentum" in training.model_fields else PlainSteps
     private: Any = create_model(
         "PrivateSettings",
         __base__=settings,
@@ -100,6 +101,7 @@ def _privately(settings: type[LocalSettings], owner: type) -> type[LocalSettings
     )
     private.__qualname__ = f"{owner.__qualname__}.PrivateSettings"  # where pickle finds it
     private.instead = {
+        **settings.instead,
         "local.epochs": "privacy.steps says how many steps there are, for all clients alike",
         "local.batch_size": "privacy.sample_rate says how likely an example is to be in a step",
         "local.augment": "the change of one image would depend on the others",

@@ -23,7 +23,7 @@ from feddm.cli.studies import (
     run_study,
 )
 from feddm.config.registry import algorithm_names
-from feddm.config.resolve import flat, qualified
+from feddm.config.resolve import flat
 from feddm.config.schema import Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
 
@@ -51,16 +51,18 @@ ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
 def compare(
     given: options.Given,
     algorithms: Annotated[
-        str, typer.Option(help="Names, also of your own (--with), with commas between.")
+        str, typer.Option(help="Comma-separated names, also of your own (--with).")
     ] = ALL,
     seeds: Seeds = "0",
     targets: Annotated[
-        str, typer.Option(help="Accuracies (from 0 to 1) to be reached, with commas between.")
+        str, typer.Option(help="Comma-separated target accuracies, from 0 to 1.")
     ] = "0.8,0.9,0.95",
     with_: With = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Show the difference to this one, seed by seed."),
+        typer.Option(
+            metavar="NAME", help="Show the difference from this baseline, seed by seed."
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw accuracy by round and by bytes: PNG, PDF or SVG.")
@@ -75,6 +77,7 @@ def compare(
     The same command with the same --out goes on where it was interrupted: what is finished is
     never run again. The table goes into the directory as table.md, table.csv and table.json.
     """
+    given.refuse("algorithm.name", "--algorithms names them")
     names = options.listed("--algorithms", algorithms, str, "names")
     accuracies = options.listed("--targets", targets, _share, "numbers from 0 to 1")
     files = files_by_name(with_ or (), names)
@@ -140,8 +143,8 @@ def _variants(
             hint = f"compare the others with --algorithms {rest}" if rest else "none is left"
             raise ConfigError(f"{reasons}; {hint}")
     known = {key for _, _, config in configs for key in flat(config.model_dump())}
-    if not {qualified(key) for key in given.settings} <= known:
-        # No algorithm has it, so that it is a mistake: which, says the first.
+    if not given.keys() <= known:
+        # A key that none of them has is a mistake; the first one's error says which.
         _variant(given, names[0], files.get(names[0]), seeds[0], shared=False)
     return configs
 

@@ -55,9 +55,12 @@ def message_size(
 
     Baselines send weights, so theirs is exact. FedDM's depends on how many classes the clients
     have: mean and standard deviation over partitions by different seeds. Without --alpha, for
-    the three of the paper; without --preset, for the preset `paper`.
+    the three of the paper; without --preset and a file, for the preset `paper`.
     """
-    configs = _configs(given.with_preset(given.preset or "paper"))
+    given.refuse("algorithm.name", "FedDM and the baselines are all shown")
+    if given.file is None and given.preset is None:
+        given = given.with_preset("paper")
+    configs = _configs(given)
     from feddm.analysis.costs import baseline_sizes, feddm_size
     from feddm.runtime.build import build_dataset
 
@@ -74,7 +77,7 @@ def message_size(
 def _configs(given: options.Given) -> list[Config]:
     """Returns one configuration for each line about FedDM."""
     asked = given.resolved(algorithm="feddm")
-    chosen = given.options.get("alpha") or "partition.alpha" in given.settings
+    chosen = "partition.alpha" in given.keys() | set(flat(given.file or {}))
     drawn = asked.partition.scheme.startswith("dirichlet")
     if chosen or not drawn or (asked.privacy is not None and asked.privacy.sends_sums):
         return [asked]

@@ -12,15 +12,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from feddm.config.registry import algorithm_names
-from feddm.config.resolve import OPTIONS, load_toml, parse_settings, resolve
-from feddm.config.schema import Config
+from feddm.config.registry import algorithm_names, mechanism_names
+from feddm.config.resolve import OPTIONS, load_toml, parse_settings, qualified, resolve
+from feddm.config.schema import Config, GuaranteedSettings, Section
 from feddm.data.catalog import described
 from feddm.errors import ConfigError
 
 Workers = Annotated[
     str | None,
-    typer.Option(metavar="N|auto", help="Processes for clients; results do not depend on it."),
+    typer.Option(
+        metavar="N|auto", help="Worker processes for clients; results do not depend on it."
+    ),
 ]
 DataDir = Annotated[
     Path | None,
@@ -29,7 +31,20 @@ DataDir = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Show JSON, for other programs.")]
 
-# What makes up a configuration, in the order of the help text.
+
+def _option(name: str, kind: Any, metavar: str | None = None) -> Any:
+    """Returns an option whose help is the description of the key that it sets."""
+    *path, key = OPTIONS[name].split(".")
+    section: type[Section] = Config
+    for part in path:
+        declared = type(section.model_fields[part].default)
+        section = GuaranteedSettings if part == "privacy" else declared
+    text = section.model_fields[key].description
+    return Annotated[kind | None, typer.Option(metavar=metavar, help=text)]
+
+
+# What makes up a configuration, in the order of the help text. Help comes from where a key is
+# declared; the algorithms' own keys are declared in modules that are slow to import.
 CONFIGURATION: dict[str, Any] = {
     "config": Annotated[
         Path | None,
@@ -38,47 +53,30 @@ CONFIGURATION: dict[str, Any] = {
     "algorithm": Annotated[
         str | None, typer.Option(help=f"One of {', '.join(algorithm_names())}.")
     ],
-    "dataset": Annotated[
-        str | None, typer.Option(help="Data set; `feddm data list` shows them.")
-    ],
-    "clients": Annotated[int | None, typer.Option(help="Number of clients.")],
-    "alpha": Annotated[
-        float | None, typer.Option(help="Dirichlet concentration; small is skewed.")
-    ],
-    "rounds": Annotated[int | None, typer.Option(help="Rounds of communication.")],
-    "participation": Annotated[float | None, typer.Option(help="Share of clients in a round.")],
-    "width": Annotated[int | None, typer.Option(help="Channels of the ConvNet.")],
-    "ipc": Annotated[int | None, typer.Option(help="Synthetic images a class.")],
-    "seed": Annotated[int | None, typer.Option(help="Everything random comes from it.")],
+    "dataset": _option("dataset", str),
+    "clients": _option("clients", int),
+    "alpha": _option("alpha", float),
+    "rounds": _option("rounds", int),
+    "participation": _option("participation", float),
+    "width": _option("width", int),
+    "ipc": Annotated[int | None, typer.Option(help="Images sent per class.")],
+    "seed": _option("seed", int),
     "privacy": Annotated[
         str | None,
-        typer.Option(help="Protect examples: features, gradients, or paper (no guarantee)."),
+        typer.Option(help=f"Privacy mechanism: {', '.join(mechanism_names())} (no guarantee)."),
     ],
-    "epsilon": Annotated[
-        float | None, typer.Option(help="Privacy budget of the data set; sets the noise.")
-    ],
-    "delta": Annotated[
-        float | None, typer.Option(help="Of that guarantee; 1e-5 if not given.")
-    ],
-    "ledger": Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|new", help="Where privacy is accounted; else with all other runs."
-        ),
-    ],
+    "epsilon": _option("epsilon", float),
+    "delta": _option("delta", float),
+    "ledger": _option("ledger", str, metavar="DIR|new"),
     "workers": Workers,
-    "device": Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU if present.")
-    ],
-    "compile": Annotated[
-        str | None, typer.Option(help="auto, on or off; auto compiles if the run is long.")
-    ],
+    "device": _option("device", str),
+    "compile": _option("compile", str),
     "data_dir": DataDir,
     "preset": Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="quick: minutes; paper: days on a CPU. Over a file, under the options.",
+            help="quick: minutes; paper: days on a CPU. Overrides a file; options override it.",
         ),
     ],
     "settings": Annotated[
@@ -104,6 +102,16 @@ class Given:
     def with_settings(self, settings: Mapping[str, Any]) -> Given:
         """Returns the same with more ``--set``."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
+
+    def keys(self) -> set[str]:
+        """Returns the full keys that options and ``--set`` give."""
+        named = {OPTIONS[name] for name, value in self.options.items() if value is not None}
+        return named | {qualified(key) for key in self.settings}
+
+    def refuse(self, key: str, why: str) -> None:
+        """Raises `ConfigError` if a key is set that the command decides."""
+        if key in self.keys():
+            raise ConfigError(f"{key.removesuffix('.name')} cannot be set here: {why}")
 
     def resolved(
         self, special: Mapping[str, Any] | None = None, *, shared: bool = False, **options: Any
@@ -194,5 +202,5 @@ def listed(option: str, text: str, kind: Callable[[str], Any], what: str) -> lis
     except ValueError:
         values = []
     if not values or len(set(values)) < len(values):
-        raise ConfigError(f"{option} takes different {what} with commas between, got {text!r}")
+        raise ConfigError(f"{option} takes different {what}, comma-separated, got {text!r}")
     return values

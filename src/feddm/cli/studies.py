@@ -26,7 +26,7 @@ Named = tuple[str, int, Config]  # name, seed and configuration of a run
 Out = Annotated[
     Path | None, typer.Option(help="Directory of the study, new or to be continued.")
 ]
-Seeds = Annotated[str, typer.Option(help="Seeds with commas between.")]
+Seeds = Annotated[str, typer.Option(help="Comma-separated seeds.")]
 With = Annotated[
     list[str] | None,
     typer.Option("--with", metavar="NAME=FILE", help="A TOML file for one name, as from tune."),
@@ -100,7 +100,7 @@ def check_ledgers(configs: Sequence[Named]) -> None:
     ]
     if not all(privacy.ledger for privacy in private):
         raise ConfigError(
-            f"{len(private)} private runs on one data set would eat each other's budget, and "
+            f"{len(private)} private runs on one data set would share one budget, and "
             "choosing by their results is not covered by it; with public data, --ledger new "
             "gives each run a ledger of its own"
         )

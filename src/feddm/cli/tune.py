@@ -73,7 +73,8 @@ def tune(
     axes = _axes(grid or ()) or paper_grid(base)
     if not validation > 0:
         raise ConfigError(
-            f"--validation must be above 0, got {validation:g}: the test set tunes nothing"
+            f"--validation must be above 0, got {validation:g}: the test set must not choose "
+            "settings"
         )
     from feddm.analysis.studies import choices, setting_name
     from feddm.analysis.tables import summarize

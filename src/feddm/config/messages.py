@@ -9,6 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from feddm.config.registry import algorithm_names, find_algorithm
+from feddm.errors import ConfigError
+
 
 def sentence(error: ErrorDetails, values: Mapping[str, Any], root: type[BaseModel]) -> str:
     """Returns one line that names the key, the value and what is allowed.
@@ -54,15 +57,38 @@ def _unknown(
         return f"{key} cannot be set here: {instead}"
     known = sorted(_fields(root, path[:-1]))
     listed = f"known here: {', '.join(known)}"
-    if path[:-1] == ["algorithm"]:  # what is no setting of the algorithm may be meant for all
-        known.remove("name")
-        every = sorted(set(root.model_fields) - {"algorithm"})
+    if path[0] == "algorithm":
         name = _value_at(values, ["algorithm", "name"])
-        listed = f"{name} has {', '.join(known)}; all have {', '.join(every)}"
-        known += every
+        full = _full(path, values)
+        if owners := [other for other in algorithm_names() if _has(other, full[1:])]:
+            have = "has" if len(owners) == 1 else "have"
+            return f"{name} has no setting {short(full)}; {', '.join(owners)} {have} it"
+        if len(path) == 2:  # what is no setting of the algorithm may be meant for all
+            known.remove("name")
+            every = sorted(set(root.model_fields) - {"algorithm"})
+            listed = f"{name} has {', '.join(known)}; all have {', '.join(every)}"
+            known += every
     close = difflib.get_close_matches(path[-1], known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"unknown key {key}{hint}; {listed}"
+
+
+def _full(path: list[str], values: Mapping[str, Any]) -> list[str]:
+    """Returns the path down to the first value of an unknown section."""
+    value = _value_at(values, path)
+    while isinstance(value, Mapping) and value:
+        key = next(iter(value))
+        path, value = [*path, str(key)], value[key]
+    return path
+
+
+def _has(algorithm: str, path: list[str]) -> bool:
+    """Whether an installed algorithm has a setting."""
+    try:
+        settings = find_algorithm(algorithm).settings_type(None)
+    except ConfigError:  # of another package, and broken
+        return False
+    return path[-1] in _fields(settings, path[:-1])
 
 
 def section_of(root: type[BaseModel], path: list[str]) -> type[BaseModel] | None:

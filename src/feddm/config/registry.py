@@ -1,7 +1,8 @@
 """Finds algorithms and privacy mechanisms by their names.
 
 Those of other packages are found by entry points, in the groups ``feddm.algorithms`` and
-``feddm.mechanisms``. This makes ``--algorithm fedavgm`` work:
+``feddm.mechanisms``; a mechanism works with the algorithms that know it. This makes
+``--algorithm fedavgm`` work:
 
     [project.entry-points."feddm.algorithms"]
     fedavgm = "my_package.fedavgm:FedAvgM"
@@ -70,7 +71,7 @@ def find_algorithm(name: str) -> type[AlgorithmType]:
         raise ConfigError(
             f"algorithm must be one of {', '.join(algorithm_names())}, got {name!r}"
         )
-    found: type[AlgorithmType] = _loaded("feddm.algorithms", name)
+    found: type[AlgorithmType] = _loaded("feddm.algorithms", name, "settings_type")
     return found
 
 
@@ -79,28 +80,36 @@ def find_mechanism(name: str) -> type[PrivacySettings]:
     if name not in mechanism_names():
         known = ", ".join(("none", *mechanism_names()))
         raise ConfigError(f"privacy.mechanism must be one of {known}, got {name!r}")
-    found: type[PrivacySettings] = _loaded("feddm.mechanisms", name)
+    found: type[PrivacySettings] = _loaded("feddm.mechanisms", name, "guaranteed")
     return found
 
 
 @functools.cache
-def _loaded(group: str, name: str) -> Any:
-    point = _installed(group)[name]
+def _loaded(group: str, name: str, kind: str) -> Any:
+    """Returns what is registered under a name, which must have the attribute `kind`."""
+    points = _installed(group)[name]
+    if len(points) > 1:
+        raise ConfigError(
+            f"{name} is registered twice in {group}, as "
+            f"{' and '.join(point.value for point in points)}; uninstall one of the packages"
+        )
+    (point,) = points
     try:
-        return point.load()
-    except (ImportError, AttributeError) as error:
+        found = point.load()
+    except Exception as error:  # another package's module may raise anything
         raise ConfigError(f"{name} can't be loaded from {point.value}: {error}") from error
+    if not isinstance(found, type) or not hasattr(found, kind):
+        raise ConfigError(f"{name} can't be used: {point.value} is no class of {group}")
+    return found
 
 
 @functools.cache
-def _installed(group: str) -> dict[str, EntryPoint]:
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
     """Returns what is built in, then what other packages add, in the order of their names."""
     built_in = [EntryPoint(name, value, group) for name, value in _BUILT_IN[group].items()]
-    points: dict[str, EntryPoint] = {}
+    points: dict[str, list[EntryPoint]] = {}
     for point in [*built_in, *sorted(entry_points(group=group))]:
-        if points.setdefault(point.name, point).value != point.value:
-            raise ConfigError(
-                f"{point.name} is registered twice in {group}, as {points[point.name].value} "
-                f"and {point.value}; uninstall one of the packages"
-            )
+        same = points.setdefault(point.name, [])
+        if all(point.value != other.value for other in same):
+            same.append(point)
     return points

@@ -20,7 +20,7 @@ from feddm.config.messages import section_of, sentence
 from feddm.config.presets import PRESETS, merged, preset_values
 from feddm.config.registry import AlgorithmType, find_algorithm, find_mechanism
 from feddm.config.schema import AlgorithmSettings, Config, Values
-from feddm.errors import ConfigError
+from feddm.errors import ConfigError, UnfitAlgorithmError
 
 # Options that people change often, and the keys that they set.
 OPTIONS = {
@@ -84,7 +84,7 @@ def resolve(
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     dataset = _text(given, "data", "name", "digits")
     algorithm = _text(given, "algorithm", "name", "feddm")
-    mechanism = _mechanism(given, find_algorithm(algorithm))
+    mechanism = _mechanism(file, over, find_algorithm(algorithm))
     kind = config_type(algorithm, mechanism)
     if file:
         file = _fitting(file, kind, _type_of(file))
@@ -111,7 +111,7 @@ def written(values: Values) -> Config:
     """
     values = tables(values)
     algorithm = _text(values, "algorithm", "name", "feddm")
-    mechanism = _mechanism(values, find_algorithm(algorithm))
+    mechanism = _mechanism({}, values, find_algorithm(algorithm))
     return _validated(config_type(algorithm, mechanism), values)
 
 
@@ -153,36 +153,54 @@ def tables(values: Values) -> dict[str, Any]:
     flat_form = [f"[{name}]" for name in _FLAT if name in values]
     if flat_form:
         raise ConfigError(
-            f"{', '.join(flat_form)} are tables of an earlier version of feddm: an algorithm's "
-            "settings are in [algorithm] now; `feddm config` writes a file in the new form"
+            f"{', '.join(flat_form)} at the top level is the form of an earlier version of "
+            "feddm: an algorithm's settings are in [algorithm] now; `feddm config` writes such "
+            "a file"
         )
     algorithm = values.get("algorithm")
     if isinstance(algorithm, str):
         return {**values, "algorithm": {"name": algorithm}}
+    if not isinstance(algorithm, Mapping | None):
+        raise ConfigError(f"algorithm must be a name or a section, got {algorithm!r}")
     return dict(values)
 
 
-def _mechanism(given: Values, algorithm: type[AlgorithmType]) -> str | None:
-    """Returns the mechanism: named, or the usual one if there is a budget."""
-    privacy = given.get("privacy") or {}
+def _mechanism(file: Values, over: Values, algorithm: type[AlgorithmType]) -> str | None:
+    """Returns the mechanism: the last that was named, or the usual one if there is a budget.
+
+    Args:
+        file: Values of a file.
+        over: Values over it.
+        algorithm: What is run.
+    """
+    ours, theirs = _privacy(over), _privacy(file)
+    both = {**theirs, **ours}
+    if theirs.get("mechanism") == "none" and "epsilon" in ours and "mechanism" not in ours:
+        both.pop("mechanism")  # a budget on the command line asks for one
+    if both.get("mechanism") == "none":
+        idle = sorted({*ours, *(() if "mechanism" in ours else theirs)} - {"mechanism"})
+        if idle:
+            raise ConfigError(f"privacy.{idle[0]} does nothing with the mechanism none")
+        return None
+    if "mechanism" in both:
+        return str(both["mechanism"])
+    if both.get("epsilon"):
+        return algorithm.default_mechanism()
+    if "epsilon" in both:
+        raise ConfigError("--epsilon must be above 0; for a run without privacy, leave it out")
+    if both:
+        raise ConfigError(
+            f"privacy.{next(iter(both))} does nothing without a budget or a mechanism; give "
+            "--epsilon or --privacy"
+        )
+    return None
+
+
+def _privacy(values: Values) -> Values:
+    privacy = values.get("privacy") or {}
     if not isinstance(privacy, Mapping):
         raise ConfigError(f"privacy must be a section, got {privacy!r}")
-    if not privacy:
-        return None
-    if "mechanism" in privacy:
-        if privacy["mechanism"] != "none":
-            return str(privacy["mechanism"])
-        if privacy.get("epsilon") or privacy.get("noise_multiplier"):
-            raise ConfigError("a budget or noise needs a mechanism; name one with --privacy")
-        return None
-    if privacy.get("epsilon"):
-        return algorithm.default_mechanism()
-    if "epsilon" in privacy:
-        raise ConfigError("--epsilon must be above 0; for a run without privacy, leave it out")
-    raise ConfigError(
-        f"privacy.{next(iter(privacy))} does nothing without a budget or a mechanism; give "
-        "--epsilon or --privacy"
-    )
+    return privacy
 
 
 def _preset(
@@ -193,7 +211,8 @@ def _preset(
     assert settings is not None and issubclass(settings, AlgorithmSettings)
     own = _known(settings.preset(preset, dataset), settings)
     values = merged(preset_values(preset, dataset, model), {"algorithm": own})
-    return kind.model_validate(merged(values, least)).model_dump(include=set(_PRESET))
+    complete = _parsed(kind, merged(values, least))
+    return complete.model_dump(include=set(_PRESET))
 
 
 def _known(values: Values, kind: type[BaseModel]) -> dict[str, Any]:
@@ -210,11 +229,11 @@ def _known(values: Values, kind: type[BaseModel]) -> dict[str, Any]:
 def _type_of(file: Values) -> type[Config]:
     """Returns the type of the configuration that a file describes on its own."""
     algorithm = _text(file, "algorithm", "name", "feddm")
-    mechanism = _text(file, "privacy", "mechanism", "none")
-    privacy = file.get("privacy")
-    if isinstance(privacy, Mapping) and "mechanism" not in privacy and privacy.get("epsilon"):
-        mechanism = find_algorithm(algorithm).default_mechanism()
-    return config_type(algorithm, None if mechanism == "none" else mechanism)
+    mechanism = _mechanism({}, file, find_algorithm(algorithm))
+    try:
+        return config_type(algorithm, mechanism)
+    except UnfitAlgorithmError:  # what is given beside the file may mend that
+        return config_type(algorithm, None)
 
 
 def _fitting(
@@ -237,15 +256,19 @@ def _fitting(
 
 
 def _validated(kind: type[Config], values: Values) -> Config:
-    try:
-        config = kind.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(sentence(error.errors()[0], values, kind)) from None
+    config = _parsed(kind, values)
     _check(config)
     # Of the plain type, which compares and pickles.
     return Config.model_construct(
         **{name: getattr(config, name) for name in Config.model_fields}
     )
+
+
+def _parsed(kind: type[Config], values: Values) -> Config:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(sentence(error.errors()[0], values, kind)) from None
 
 
 def _check(config: Config) -> None:
@@ -329,7 +352,9 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"{key} cannot be set: {table} is a value, not a section")
         values = below
-    values[last] = value
+    there = values.get(last)
+    both = isinstance(there, Mapping) and isinstance(value, Mapping)
+    values[last] = merged(there, value) if both else value  # type: ignore[arg-type]
 
 
 def toml_value(text: str) -> Any:

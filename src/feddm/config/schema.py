@@ -97,7 +97,7 @@ class ModelConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Random changes to images, for whatever augments; 0 switches a change off.
+    """Random changes to images, where `augment` is on; 0 switches a change off.
 
     The defaults are those of the paper on siamese augmentation.
     """
@@ -137,7 +137,9 @@ class PrivacySettings(Section):
     instead: ClassVar[Mapping[str, str]] = {}  # a key it does not have -> what to do instead
 
     mechanism: str = Field("", description="What protects the clients' examples.")
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="Of the guarantee.")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="Delta of the guarantee."
+    )
     noise_multiplier: NonNegativeFloat = Field(
         0.0,
         description="Noise standard deviation over the clipping norm; 0: follows from epsilon.",
@@ -176,7 +178,8 @@ class GuaranteedSettings(PrivacySettings):
     guaranteed = True
 
     epsilon: NonNegativeFloat = Field(
-        0.0, description="Budget of all rounds together; 0: set the noise instead."
+        0.0,
+        description="Privacy budget of the data set, over all rounds; 0: set the noise.",
     )
 
     @property
@@ -213,10 +216,10 @@ class RuntimeConfig(Section):
     )
     server_threads: PositiveInt = Field(1, description="Threads of the server.")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="auto: a GPU if torch finds one."
+        "auto", description="auto, cpu, cuda or mps; auto: a GPU if torch finds one."
     )
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="torch.compile; auto: if the run is long enough for it to pay."
+        "auto", description="torch.compile: on, off, or auto for runs that it makes faster."
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Type of matrix products, by torch's autocast."

@@ -28,6 +28,7 @@ class PaperNoise(PrivacySettings):
     clip: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         5.0, description="Clipping norm of the mean gradient of a class (C)."
     )
+    unit: Literal["example"] = Field("example", description="There is no guarantee for more.")
     # What it releases would void the guarantee of all other runs on the same ledger.
     ledger: str = Field("new", description="Folder of the ledgers; new: for this run.")
 

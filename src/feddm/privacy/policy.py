@@ -145,7 +145,7 @@ class Limits(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     noise_multiplier: NonNegativeFloat = 0.0
     mechanisms: list[Literal[("none", *mechanism_names())]] = Field([])  # type: ignore[valid-type]
-    algorithms: list[Literal[algorithm_names()]] = Field([])  # type: ignore[valid-type]
+    algorithms: list[str] = Field([])  # those of packages that are not installed, too
     units: list[Unit] = Field([])
 
 
@@ -155,6 +155,11 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
         limits = Limits.model_validate(table).model_dump(exclude_unset=True)
     except ValidationError as error:
         raise ValueError(sentence(error.errors()[0], table, Limits)) from None
+    for name in limits.get("algorithms", ()):
+        if name not in algorithm_names():
+            close = difflib.get_close_matches(name, algorithm_names(), n=1)
+            if close:
+                raise ValueError(f"unknown algorithm {name} (did you mean {close[0]}?)")
     if math.isnan(limits.get("epsilon", 0.0)):
         raise ValueError("epsilon must be a number of at least 0, got nan")
     return {key: tuple(v) if isinstance(v, list) else v for key, v in limits.items()}

@@ -34,7 +34,7 @@ from feddm.config.resolve import load_toml, written
 from feddm.config.schema import Config
 from feddm.core import files
 from feddm.core.tensors import Records, from_bytes, to_bytes
-from feddm.errors import RunDirectoryError
+from feddm.errors import ConfigError, RunDirectoryError
 from feddm.runtime.federation import Federation, RoundRecord
 from feddm.runtime.results import from_line, to_line
 
@@ -86,7 +86,13 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Returns the configuration that the run began with."""
-        return written(load_toml(self.path / "config.toml"))
+        try:
+            return written(load_toml(self.path / "config.toml"))
+        except ConfigError as error:
+            raise RunDirectoryError(
+                f"{self.path} can't be used with what is installed here: {error}; use the "
+                "version and the packages that the run was made with"
+            ) from error
 
     def environment(self) -> dict[str, Any]:
         """Returns the environment that the run began with."""
