@@ -274,7 +274,7 @@ def test_message_size_of_digits() -> None:
     [
         {},
         {"coding": "uint8", "server.weighting": "examples"},
-        {"coding": "float16"},
+        {"coding": "uint8"},
         {"synthesis.start": "noise", "coding": "uint8"},
     ],
     ids=str,
@@ -297,7 +297,7 @@ def test_message_size_is_what_runs_send(settings: dict[str, object]) -> None:
         (["--width", "32"], 123, None),
         (["--clients", "9"], None, None),
         (["--ipc", "9"], None, 456),
-        (["--set", "coding=float16"], None, 456),
+        (["--set", "coding=uint8"], None, 456),
         (["--set", "synthesis.start=noise"], None, 456),
         (["--set", "min_class_size=9"], None, 456),
         (["--set", "partition.scheme=dirichlet-plain"], None, 456),

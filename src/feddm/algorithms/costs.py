@@ -71,7 +71,7 @@ class UploadSize:
         chances: npt.NDArray[np.float64],
         *,
         floats: int,
-        num_bytes: int,
+        num_bytes: float,
         client_bytes: int,
     ) -> UploadSize:
         """Returns the size of labelled images.

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -124,7 +124,14 @@ class UnionSettings(AlgorithmSettings):
     min_class_size: PositiveInt = Field(
         10, description="A client leaves out a class with fewer real images."
     )
-    coding: Type = Field("float32", description="How images travel.")
+    coding: Type = Field(
+        "float32",
+        description="How images travel: float32, uint8 (256 levels per channel), or webp "
+        "(these levels, compressed with losses as one sheet per class).",
+    )
+    quality: Annotated[int, Field(ge=0, le=100)] = Field(
+        50, description="Quality of webp; more is larger."
+    )
     server: ServerTraining = ServerTraining()
 
     @classmethod
@@ -139,10 +146,13 @@ class TrainsOnUnion(ConfiguredAlgorithm):
     Settings: ClassVar[type[UnionSettings]] = UnionSettings
     settings: UnionSettings
 
+    def __post_init__(self) -> None:
+        self.coding.check(self.model.shape, self.settings.images_per_class)
+
     @property
     def coding(self) -> Coding:
         """How images travel."""
-        return Coding(self.settings.coding)
+        return Coding(self.settings.coding, self.settings.quality)
 
     def init(self, params: Tensors) -> Records:
         return {"params": params}
@@ -162,7 +172,7 @@ class TrainsOnUnion(ConfiguredAlgorithm):
             sizes: Number of real images that the client has for each slot.
         """
         labels = torch.tensor(classes, dtype=label_dtype(self.model.num_classes))
-        examples = {**self.coding.encode(images.cpu()), "y": labels[slots]}
+        examples = {**self.coding.encode(images.cpu(), slots), "y": labels[slots]}
         if self.settings.server.weighting == "examples":
             examples["weight"] = (sizes / torch.bincount(slots))[slots].float()
         return {"examples": examples}
@@ -189,11 +199,12 @@ class TrainsOnUnion(ConfiguredAlgorithm):
         sent = upload["examples"]
         coded = {name: sent[name] for name in self.coding.names}
         most = self.settings.images_per_class * self.model.num_classes
-        x, y = self.coding.decode(coded, self.model.shape, most), sent["y"]
-        if y.dtype != label_dtype(self.model.num_classes) or y.shape != x.shape[:1]:
+        y = sent["y"]
+        if y.dtype != label_dtype(self.model.num_classes):
             raise UploadError("an upload has one label per image, in the smallest type")
         if (y.long() < 0).any() or (y.long() >= self.model.num_classes).any():
             raise UploadError(f"labels are below {self.model.num_classes}")
+        x = self.coding.decode(coded, y, self.model.shape, most)
         if "weight" not in sent:
             return {"examples": {"x": x, "y": y}}
         weight = sent["weight"]

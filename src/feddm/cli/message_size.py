@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,7 @@ def message_size(
     rows = [feddm_size(config, data, splits, _papers_images(config)) for config in configs]
     rows += baseline_sizes(first, data, _papers_models(first))
     if json:
-        print(json_.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        print(json_.dumps([_as_json(row) for row in rows], indent=2))
     else:
         _show(first, splits, rows)
 
@@ -95,8 +96,14 @@ def _show(config: Config, splits: int, rows: Sequence[MessageSize]) -> None:
     for row in rows:
         paper = f"{row.paper:,}" if row.paper else "-"
         spread = f"{row.std:,.0f}" if row.std else "exact"
-        megabytes = f"{row.num_bytes / 1e6:.2f}"
+        # How well a codec packs an image is not known before it is made.
+        megabytes = "?" if math.isnan(row.num_bytes) else f"{row.num_bytes / 1e6:.2f}"
         print(f"{row.what:<38}{row.floats:>11,.0f} {spread:>8} {paper:>11} {megabytes:>7}")
+
+
+def _as_json(row: MessageSize) -> dict[str, object]:
+    values = dataclasses.asdict(row)
+    return values | ({"num_bytes": None} if math.isnan(row.num_bytes) else {})
 
 
 def _papers_images(config: Config) -> int | None:
