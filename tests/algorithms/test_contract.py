@@ -26,6 +26,12 @@ from feddm.runtime.federation import Federation
 from feddm.runtime.local import InProcess
 
 NAMES = algorithm_names()
+BASELINES = ("fedavg", "fedprox", "fednova", "scaffold")
+CASES = [pytest.param(name, {}, id=name) for name in NAMES] + [
+    pytest.param(name, {"bits": bits}, id=f"{name}-{bits}")
+    for name in BASELINES
+    for bits in (8, 4)
+]
 SMALL = {
     "model.width": 4,
     "model.depth": 2,
@@ -65,10 +71,10 @@ def run(
         return done[-1][0], engine.memories, [record for _, record in done]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "settings"), CASES)
 class TestEveryAlgorithm:
-    def test_resumed_is_uninterrupted(self, name: str) -> None:
-        algorithm = built(name)
+    def test_resumed_is_uninterrupted(self, name: str, settings: dict[str, Any]) -> None:
+        algorithm = built(name, settings)
         whole, memories, _ = run(algorithm, 4)
         half, remembered, _ = run(algorithm, 2)
         rest, remembered, _ = run(algorithm, 4, half, remembered)
@@ -77,13 +83,13 @@ class TestEveryAlgorithm:
         for client, memory in memories.items():
             assert to_bytes(remembered[client]) == to_bytes(memory)
 
-    def test_pickles_and_compares(self, name: str) -> None:
-        algorithm = built(name)
+    def test_pickles_and_compares(self, name: str, settings: dict[str, Any]) -> None:
+        algorithm = built(name, settings)
         assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-        assert algorithm == built(name)
+        assert algorithm == built(name, settings)
 
-    def test_leaves_its_arguments_unchanged(self, name: str) -> None:
-        algorithm = built(name)
+    def test_leaves_its_arguments_unchanged(self, name: str, settings: dict[str, Any]) -> None:
+        algorithm = built(name, settings)
         state = algorithm.init(algorithm.model.init(generator(0, "t")))
         before = to_bytes(state)
         download = algorithm.broadcast(state)
@@ -102,8 +108,8 @@ class TestEveryAlgorithm:
         assert to_bytes(result.upload) == upload
         assert torch.equal(data.x, pixels)
 
-    def test_other_uploads_are_refused(self, name: str) -> None:
-        algorithm = built(name)
+    def test_other_uploads_are_refused(self, name: str, settings: dict[str, Any]) -> None:
+        algorithm = built(name, settings)
         state = algorithm.init(algorithm.model.init(generator(0, "t")))
         download = algorithm.broadcast(state)
         data = DIGITS.train.subset(torch.arange(300))
@@ -122,9 +128,9 @@ class TestEveryAlgorithm:
                 with pytest.raises(UploadError):
                     algorithm.parse(wrong_records, download)
 
-    def test_it_learns(self, name: str) -> None:
-        settings = {"model.width": 16, "server.epochs": 20, "server.lr": 0.05, "local.lr": 0.05}
-        _, _, records = run(built(name, settings | {"local.epochs": 4}), 4)
+    def test_it_learns(self, name: str, settings: dict[str, Any]) -> None:
+        enough = {"model.width": 16, "server.epochs": 20, "server.lr": 0.05, "local.lr": 0.05}
+        _, _, records = run(built(name, settings | enough | {"local.epochs": 4}), 4)
         assert records[-1].accuracy > 0.85
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from feddm.algorithms.base import ConfiguredAlgorithm, Context
 from feddm.algorithms.fedavg import FedAvg
@@ -11,8 +12,11 @@ from feddm.algorithms.fednova import FedNova
 from feddm.algorithms.fedprox import FedProx
 from feddm.algorithms.real import Real
 from feddm.algorithms.scaffold import Scaffold
+from feddm.core.examples import Examples
 from feddm.core.models import ConvNet, num_params
 from feddm.core.seeding import generator
+from feddm.core.tensors import num_bytes
+from feddm.core.training import ignore
 from feddm.privacy.features import FeatureSettings
 from feddm.privacy.gradients import GradientSettings
 
@@ -64,6 +68,35 @@ def test_weights_by_hand(kind: type[ConfiguredAlgorithm]) -> None:
         Scaffold: (2 * weights, 8 * weights),
     }[kind]
     assert (size.variance, size.pairs) == (0, None)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova, Scaffold])
+def test_few_bits_by_hand(kind: type[ConfiguredAlgorithm]) -> None:
+    # The model has 72 + 4 numbers in its convolution, 4 + 4 in its normalization and 48 + 3 in
+    # its linear layer: 135 in six tensors, each with a scale of 4 bytes. At 4 bits, the last 3
+    # take 2 bytes. FedNova's coefficient is a float32; eight bytes are the number of examples.
+    for bits, update in ((8, 135 + 6 * 4), (4, 36 + 2 + 2 + 2 + 24 + 2 + 6 * 4)):
+        settings = kind.Settings.model_validate({"bits": bits})
+        size = kind.build(settings, Context(MODEL)).upload_size(np.zeros((3, 3)))
+        assert (size.floats, size.num_bytes) == {
+            FedAvg: (3 * 135, 3 * (update + 8)),
+            FedProx: (3 * 135, 3 * (update + 8)),
+            FedNova: (3 * 136, 3 * (update + 4 + 8)),
+            Scaffold: (3 * 2 * 135, 3 * 2 * update),
+        }[kind]
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova, Scaffold])
+def test_weights_are_counted_as_they_are_sent(
+    kind: type[ConfiguredAlgorithm], bits: int
+) -> None:
+    settings = kind.Settings.model_validate({"bits": bits, "local": {"epochs": 1}})
+    algorithm = kind.build(settings, Context(MODEL))
+    download = algorithm.broadcast(algorithm.init(MODEL.init(generator(0, "test"))))
+    data = Examples(torch.ones(2, *MODEL.shape), torch.tensor([0, 1]))
+    upload = algorithm.local(download, data, {}, generator(0, "client"), ignore).upload
+    assert algorithm.upload_size(np.zeros((1, 3))).num_bytes == num_bytes(upload)
 
 
 def test_noisy_class_sizes_by_hand() -> None:

@@ -14,7 +14,7 @@ import torch
 from feddm.algorithms.base import LocalResult, Upload, parse_like
 from feddm.algorithms.local_training import LocalSettings, Training, TrainsLocally
 from feddm.core.examples import Examples
-from feddm.core.tensors import Records, Tensors, weighted_mean
+from feddm.core.tensors import Records, Tensors, weighted_mean, zip_map
 from feddm.core.training import Adjust, Tick, unchanged
 from feddm.errors import UploadError
 from feddm.privacy.release import Noise
@@ -30,6 +30,7 @@ class FedAvgSettings(LocalSettings):
 class FedAvg(TrainsLocally):
     """Clients train on their data; the server averages their weights by ``n_k / n``.
 
+    With fewer than 32 bits they send updates ``w - w_r``, and the server adds ``w_r`` again.
     With privacy they train by DP-SGD, and all count the same, because ``n_k`` would tell about
     their data.
     """
@@ -56,15 +57,24 @@ class FedAvg(TrainsLocally):
         tick: Tick,
         noise: Noise | None = None,
     ) -> LocalResult:
-        del memory
         anchor = download["params"]
         trained = self.trained(anchor, data, rng, noise, tick, self.adjust(anchor))
-        upload = {"params": trained.params, "size": {"examples": torch.tensor(trained.size)}}
-        return LocalResult(upload, metrics=trained.metrics)
+        sent: Records = {"params": trained.params}
+        left: Records = {}
+        if self.settings.bits < 32:  # an update has a smaller range than weights
+            update = zip_map(torch.sub, trained.params, anchor)
+            sent, left = self.encoded("update", update, memory, rng)
+        size = {"examples": torch.tensor(trained.size)}
+        return LocalResult({**sent, "size": size}, left, trained.metrics)
 
     def parse(self, upload: Records, download: Records) -> Records:
-        template = {"params": download["params"], "size": {"examples": torch.tensor(0)}}
-        return parse_sized(upload, template)
+        anchor, size = download["params"], {"examples": torch.tensor(0)}
+        if self.settings.bits == 32:
+            return parse_sized(upload, {"params": anchor, "size": size})
+        upload = self.decoded(upload, "update", anchor)
+        upload = parse_sized(upload, {"update": anchor, "size": size})
+        params = zip_map(torch.add, anchor, upload["update"])
+        return {"params": params, "size": upload["size"]}
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick

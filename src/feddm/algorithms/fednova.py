@@ -56,17 +56,18 @@ class FedNova(TrainsLocally):
         tick: Tick,
         noise: Noise | None = None,
     ) -> LocalResult:
-        del memory
         trained = self.trained(download["params"], data, rng, noise, tick)
         a = gradient_weight(trained.steps, self.settings.local.momentum)
+        direction = zip_map(
+            lambda before, after: (before - after) / a, download["params"], trained.params
+        )
+        sent, left = self.encoded("direction", direction, memory, rng)
         upload = {
-            "direction": zip_map(
-                lambda before, after: (before - after) / a, download["params"], trained.params
-            ),
+            **sent,
             "coefficient": {"a": torch.tensor(a)},
             "size": {"examples": torch.tensor(trained.size)},
         }
-        return LocalResult(upload, metrics=trained.metrics)
+        return LocalResult(upload, left, trained.metrics)
 
     def parse(self, upload: Records, download: Records) -> Records:
         template = {
@@ -74,6 +75,7 @@ class FedNova(TrainsLocally):
             "coefficient": {"a": torch.tensor(0.0)},
             "size": {"examples": torch.tensor(0)},
         }
+        upload = self.decoded(upload, "direction", download["params"])
         upload = parse_sized(upload, template)
         if upload["coefficient"]["a"] <= 0:
             raise UploadError("the coefficient is above 0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, create_model
@@ -23,10 +23,11 @@ from feddm.config.schema import (
 from feddm.core.augmentation import Augmentation
 from feddm.core.examples import Examples
 from feddm.core.models import num_params
+from feddm.core.quantize import Quantized, decode, dequantize, quantize, quantized_bytes
 from feddm.core.seeding import generator
-from feddm.core.tensors import Tensors
+from feddm.core.tensors import Records, Tensors, zip_map
 from feddm.core.training import SGD, Adjust, Tick, train, unchanged
-from feddm.errors import ConfigError, UnfitAlgorithmError
+from feddm.errors import ConfigError, UnfitAlgorithmError, UploadError
 from feddm.privacy.accounting import Event, Unprotected
 from feddm.privacy.gradients import GradientSettings, PrivateSGD, train_privately
 from feddm.privacy.release import Noise, needed
@@ -78,6 +79,11 @@ class LocalSettings(AlgorithmSettings):
     """Settings of an algorithm whose clients train the weights."""
 
     local: PlainTraining = PlainTraining()
+    bits: Literal[32, 8, 4] = Field(
+        32,
+        description="Bits per number of an upload; below 32, updates are rounded at random, "
+        "and what rounding left is added to the next update.",
+    )
 
     @classmethod
     def preset(cls, preset: str, dataset: str) -> Values:
@@ -203,7 +209,56 @@ class TrainsLocally(ConfiguredAlgorithm):
         epochs = private.steps * private.sample_rate if private else self.local_sgd.epochs
         return Work(Passes(weights=float(table.sum()) * epochs))
 
+    def encoded(
+        self, record: str, update: Tensors, memory: Records, rng: torch.Generator
+    ) -> tuple[Records, Records]:
+        """Returns an update as it travels, and what rounding left of it, to be remembered.
+
+        Under privacy, what is rounded already has its noise, so rounding costs no epsilon.
+
+        Args:
+            record: Name of the record to send; its scales are sent beside it.
+            update: What was learned in this round.
+            memory: What rounding left in the client's last round, as ``residual``, if anything.
+            rng: The client's generator, after training; ``bits = 32`` draws nothing.
+        """
+        bits = self.settings.bits
+        if bits == 32:
+            return {record: update}, {}
+        left = memory.get("residual")
+        due = zip_map(torch.add, update, left) if left else update
+        sent = quantize(due, bits, rng)
+        residual = zip_map(torch.sub, due, dequantize(sent, due, bits))
+        return {record: sent.codes, _scales(record): sent.scales}, {"residual": residual}
+
+    def decoded(self, upload: Records, record: str, template: Tensors) -> Records:
+        """Returns an upload with an update as numbers; the rest of it is not checked here.
+
+        Raises:
+            UploadError: If `encoded` cannot have sent an update like the template so.
+        """
+        bits = self.settings.bits
+        if bits == 32:
+            return upload
+        rest = dict(upload)
+        codes, scales = rest.pop(record, None), rest.pop(_scales(record), None)
+        if codes is None or scales is None:
+            raise UploadError(f"an upload with {bits} bits has {record} and {_scales(record)}")
+        return {**rest, record: decode(Quantized(codes, scales), template, bits)}
+
+    def update_size(self) -> UploadSize:
+        """Returns the size of one client's update, and of nothing else."""
+        params, bits = self.model.init(generator(0, "size")), self.settings.bits
+        numbers = num_params(params)
+        num_bytes = 4 * numbers if bits == 32 else quantized_bytes(params, bits)
+        return UploadSize(numbers, num_bytes)
+
     def upload_size(self, table: ClassTable) -> UploadSize:
-        weights = len(table) * num_params(self.model.init(generator(0, "size")))
+        update, clients = self.update_size(), len(table)
         # And how many examples a client has, as a 64-bit number.
-        return UploadSize(weights, 4 * weights + 8 * len(table))
+        return UploadSize(clients * update.floats, clients * (update.num_bytes + 8))
+
+
+def _scales(record: str) -> str:
+    """Returns the name of the record that has the scales of another."""
+    return f"{record}_scale"

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1910.06378
 
 Clients are averaged with equal weights, as the paper does, so that the server's variate ``c``
 stays the mean of the clients' ``c_i``. A client's own variate never leaves it: what it sends is
-the change.
+the change. With fewer than 32 bits, its variate is the sum of what it sent.
 """
 
 from __future__ import annotations
@@ -74,16 +74,20 @@ class Scaffold(TrainsLocally):
         y = trained.params
         scale = 1 / (trained.steps * self.local_sgd.lr)
         c_next = zip_map(lambda d, x, y: (x - y) * scale - d, drift, x, y)
-        upload = {
-            "update": zip_map(torch.sub, y, x),
-            "control": zip_map(torch.sub, c_next, c_i),
-        }
-        return LocalResult(upload, {"control": c_next}, trained.metrics)
+        update, left = self.encoded("update", zip_map(torch.sub, y, x), memory, rng)
+        change, rest = self.encoded("control", zip_map(torch.sub, c_next, c_i), {}, rng)
+        if rest:
+            # The client keeps the variate that the server has from it, so that c stays the mean
+            # of all c_i. The next change starts from there and thus has what rounding left in
+            # it; a residual in memory would add that twice.
+            c_next = zip_map(torch.sub, c_next, rest["residual"])
+        return LocalResult({**update, **change}, {"control": c_next, **left}, trained.metrics)
 
     def parse(self, upload: Records, download: Records) -> Records:
-        return parse_like(
-            upload, {"update": download["params"], "control": download["control"]}
-        )
+        template = {"update": download["params"], "control": download["control"]}
+        for record, tensors in template.items():
+            upload = self.decoded(upload, record, tensors)
+        return parse_like(upload, template)
 
     def aggregate(
         self, state: Records, uploads: Iterable[Upload], rng: torch.Generator, tick: Tick
@@ -111,5 +115,5 @@ class Scaffold(TrainsLocally):
         }
 
     def upload_size(self, table: ClassTable) -> UploadSize:
-        weights = super().upload_size(table).floats
-        return UploadSize(2 * weights, 8 * weights)
+        update, number = self.update_size(), 2 * len(table)  # and as much for the variate
+        return UploadSize(number * update.floats, number * update.num_bytes)
