@@ -132,7 +132,7 @@ def _words(rule: Mapping[str, Any]) -> str:
     if "const" in rule:
         return str(rule["const"])
     if "enum" in rule:
-        return "one of " + ", ".join(rule["enum"])
+        return "one of " + ", ".join(map(str, rule["enum"]))
     kind = {
         "boolean": "true or false",
         "integer": "a whole number",
