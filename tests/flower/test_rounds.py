@@ -72,8 +72,8 @@ def test_every_algorithm_gives_the_same_bits_as_in_process(
 
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
-    [("scaffold", {}), ("feddm", REPLAYED)],
-    ids=["scaffold", "replayed"],
+    [("scaffold", {}), ("scaffold", {"bits": 4}), ("fedavg", {"bits": 8}), ("feddm", REPLAYED)],
+    ids=["scaffold", "4 bits", "8 bits", "replayed"],
 )
 def test_resumed_it_has_the_same_bits(
     algorithm: str, settings: dict[str, Any], tmp_path: Path
