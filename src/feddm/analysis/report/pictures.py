@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feddm.analysis.leakage import nearest
 from feddm.config.schema import Config
+from feddm.core.examples import Examples
 from feddm.data.datasets import Dataset, fingerprint
 from feddm.data.partition import Shards
 from feddm.errors import DataError
@@ -186,19 +188,16 @@ def neighbours(
 
     If the client has no such image, the tile is black.
     """
-    train = split.dataset.train
+    train, index = split.dataset.train, torch.from_numpy(chosen)
     near = torch.zeros(len(chosen), *train.x.shape[1:], dtype=torch.uint8)
-    clients = images.clients[torch.from_numpy(chosen)]
-    labels = images.examples.y[torch.from_numpy(chosen)]
-    for client, label in sorted(set(zip(clients.tolist(), labels.tolist(), strict=True))):
+    shown, clients = images.examples.subset(index), images.clients[index]
+    for client in clients.unique().tolist():
+        here = (clients == client).nonzero().flatten()
         shard = torch.from_numpy(split.shards[client])
-        members = shard[train.y[shard] == label]
-        if not len(members):
-            continue
-        here = ((clients == client) & (labels == label)).nonzero().flatten()
-        ours = images.examples.x[torch.from_numpy(chosen)[here]].flatten(1)
-        real = images.normalization.inputs(train.x[members]).flatten(1)
-        near[here] = train.x[members[torch.cdist(ours, real).argmin(1)]]
+        real = Examples(train.x[shard], train.y[shard], images.normalization)
+        found = nearest(shown.subset(here), real).index
+        known = found >= 0
+        near[here[known]] = real.x[found[known]]
     return near
 
 
