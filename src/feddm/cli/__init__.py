@@ -22,6 +22,7 @@ from feddm.cli import (
     config,
     data,
     flower,
+    leak,
     message_size,
     paper,
     partition,
@@ -53,6 +54,7 @@ app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOKING, epilog=watch.EXAMPLES)(watch.watch)
+app.command(rich_help_panel=LOOKING, epilog=leak.EXAMPLES)(leak.leak)
 app.command(rich_help_panel=RUNNING, epilog=paper.EXAMPLES)(paper.paper)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
 app.command(rich_help_panel=LOOKING, epilog=partition.EXAMPLES)(partition.partition)

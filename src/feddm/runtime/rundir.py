@@ -9,6 +9,7 @@
         memories.safetensors  the clients' memories
     model.safetensors         the final model
     synthetic.safetensors     the synthetic sets of the last round
+    leak.json, leak.png       written by ``feddm leak``, unless privacy protects the examples
 
 Files and checkpoints are written under a temporary name and then renamed, so anything with its
 final name is complete. There are no pickles and no client secrets, because people share run

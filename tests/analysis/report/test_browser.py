@@ -205,6 +205,8 @@ def test_the_images_are_visible(opened: Opened, comparison: Path) -> None:
     page.wait(lambda: page.run(painted) == 10 * 2)
     Select(page.one("#sheet-method")).select_by_visible_text("real")
     page.wait(lambda: page.run(painted) == 10 * 2)
+    (shown,) = [each.text for each in page.all(".note[data-sheet]") if each.is_displayed()]
+    assert "`feddm leak real-seed0` measures it" in shown
     assert page.errors() == []
 
 

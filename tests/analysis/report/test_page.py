@@ -69,6 +69,7 @@ def evil_report() -> Report:
         total=5,
         shape=(2, 2),
         png=png(np.zeros((2, 2, 1), dtype=np.uint8)),
+        warning=EVIL,
     )
     return Report(
         (one, method("plain", records([0.5, 0.5]))),

@@ -47,6 +47,7 @@ class Sheet:
         png: The tiles, `TILES_IN_A_ROW` per row.
         neighbours: The nearest real image of the same client and class for each tile, or None.
         by_server: Whether the server made the images, for all clients together.
+        warning: What is said above the images, if anything.
     """
 
     method: str
@@ -60,6 +61,7 @@ class Sheet:
     png: bytes
     neighbours: bytes | None = None
     by_server: bool = False
+    warning: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ class Run:
         """A digest of its data, or None if only the owner of its ledger can compute it."""
         return None if "ledger_id" in self.environment else self.environment.get("data")
 
+    @property
+    def guaranteed(self) -> bool:
+        """Whether it ended with a finite epsilon, not only with a mechanism that gives one."""
+        epsilon = self.records[-1].epsilon
+        return self.config.guaranteed and epsilon is not None and math.isfinite(epsilon)
+
 
 @dataclass(frozen=True)
 class Method:

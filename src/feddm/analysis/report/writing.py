@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddm.analysis.figures import draw_curves, draw_partition
+from feddm.analysis.leak_files import warning
 from feddm.analysis.report.page import Report, html
 from feddm.analysis.report.pictures import Partition, Sheet, Split, sheet
 from feddm.analysis.report.runs import Found, Method, read
@@ -96,7 +97,8 @@ def _sheets(methods: Sequence[Method], neighbours: bool, notes: list[str]) -> li
             images = load_synthetic(run.folder / "synthetic.safetensors")
             split = Split.of(run.config, run.fingerprint) if neighbours else None
             made = sheet(name, run.config.seed, len(run.records), images, room, split)
-            sheets.append(replace(made, by_server=_learned_by_server(run.config)))
+            by_server = _learned_by_server(run.config)
+            sheets.append(replace(made, by_server=by_server, warning=warning(run)))
         except FedDMError as error:
             if neighbours:
                 raise
