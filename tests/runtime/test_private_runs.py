@@ -437,7 +437,7 @@ def test_the_papers_noise_is_never_a_guarantee(tmp_path: Path, interrupted: bool
             )
         display.finished(result.records, tmp_path / "run")
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "Noise of the paper, sigma 5: no guarantee" in text
+    assert "The paper's noise, sigma 5: no guarantee" in text
     assert "Privacy: no guarantee." in text
     # 2 ln(1e5) / 25, stated once and labelled as nominal.
     assert text.count("epsilon 0.921") == 1

@@ -81,6 +81,7 @@ class TestWords:
         text = introduction(privacy(epsilon=4.0, noise_multiplier=2.5, unit="client"))
         assert "budget epsilon 4 at delta 1e-06" in text
         assert "all examples of one client, added or removed" in text
+        assert text.endswith("Clients compose in parallel; rounds add up.")
         assert "not private" not in text.lower() and "no guarantee" not in text
 
     def test_fixed_secrets(self) -> None:

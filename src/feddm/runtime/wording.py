@@ -1,4 +1,4 @@
-"""What a run promises about its clients' examples, in the same words wherever it is shown."""
+"""The privacy guarantee of a run, in the same words wherever it is shown."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ UNITS = {
 
 
 def promised(record: RoundRecord, epsilon: float, privacy: PrivacySettings) -> RoundRecord:
-    """Returns the record of a private round with what holds after it.
+    """Returns the record of a private round with the guarantee that holds after it.
 
-    How long private clients compute is not known: it would tell how many examples they have.
+    The computing time of private clients is left out: it would reveal how many examples they
+    have.
 
     Args:
-        record: Of the round.
-        epsilon: What is spent; infinite if nothing is guaranteed.
-        privacy: What protects the examples.
+        record: Record of the round.
+        epsilon: Epsilon spent so far; infinite without a guarantee.
+        privacy: Settings of the mechanism.
     """
     if privacy.test_secret and privacy.guaranteed:
         words = NOT_PRIVATE
     else:
-        # Without protection is also what was released in part without it, by an earlier run.
+        # Epsilon is also infinite after an earlier run that released something unprotected.
         words = privacy.mechanism if math.isfinite(epsilon) else NO_GUARANTEE
     return dataclasses.replace(
         record,
@@ -46,7 +47,7 @@ def promised(record: RoundRecord, epsilon: float, privacy: PrivacySettings) -> R
 
 
 def epsilon_cell(epsilon: float | None, privacy: str | None) -> str:
-    """Returns what a table shows: the epsilon, or that there is none.
+    """Returns the cell of a table: the epsilon, or why there is none.
 
     >>> epsilon_cell(3.9996, "features"), epsilon_cell(math.inf, NOT_PRIVATE)
     ('4.000', 'not private')
@@ -59,7 +60,7 @@ def epsilon_cell(epsilon: float | None, privacy: str | None) -> str:
 
 
 def spent(epsilon: float | None, privacy: str | None) -> str:
-    """Returns the same where no title says that it is an epsilon.
+    """Returns the same with the word epsilon, for use outside of a table.
 
     >>> spent(3.9996, "features"), spent(math.inf, NOT_PRIVATE)
     ('epsilon 4.000', 'not private')
@@ -69,7 +70,7 @@ def spent(epsilon: float | None, privacy: str | None) -> str:
 
 
 def label(name: str, epsilon: float | None, privacy: str | None) -> str:
-    """Returns a name with what is promised about it.
+    """Returns a name with its guarantee.
 
     >>> label("feddm", 3.9996, "features"), label("feddm", None, None)
     ('feddm, epsilon 4.000', 'feddm')
@@ -78,7 +79,7 @@ def label(name: str, epsilon: float | None, privacy: str | None) -> str:
 
 
 def guarantee(delta: float, unit: str) -> str:
-    """Returns what an epsilon is about.
+    """Returns the delta and the unit that belong to an epsilon.
 
     >>> guarantee(1e-5, "client")
     'at delta 1e-05 for all examples of one client, added or removed'
@@ -87,7 +88,7 @@ def guarantee(delta: float, unit: str) -> str:
 
 
 def summary(record: RoundRecord) -> str:
-    """Returns in a sentence what holds after a round with privacy."""
+    """Returns the guarantee after a private round, in a sentence."""
     if record.privacy == NOT_PRIVATE:
         return "This run is not private: its secrets are fixed."
     if record.epsilon is None or record.delta is None or record.unit is None:
@@ -98,26 +99,26 @@ def summary(record: RoundRecord) -> str:
 
 
 def introduction(privacy: PrivacySettings) -> str:
-    """Returns what is protected, how and how much."""
+    """Returns what is protected, how, and how well."""
     if privacy.mechanism == "paper":
         nominal = nominal_epsilon(privacy.noise_multiplier, privacy.delta)
         return (
-            f"Noise of the paper, sigma {privacy.noise_multiplier:g}: no guarantee. It clips "
-            "the mean of a batch, begins with real images, and shows a client's classes. (The "
-            f"paper's formula would say epsilon {nominal:.3g} at delta "
-            f"{privacy.delta:g}: nominal, and not so.)"
+            f"The paper's noise, sigma {privacy.noise_multiplier:g}: no guarantee. It clips "
+            "the mean of a batch, starts from real images, and reveals a client's classes. "
+            f"(The paper's formula gives epsilon {nominal:.3g} at delta {privacy.delta:g}. "
+            "That figure is nominal and does not hold.)"
         )
     if privacy.test_secret:
         return (
-            "Not private: privacy.test_secret fixes the clients' secrets, so that everybody "
-            f"can recompute the noise of {privacy.mechanism} (multiplier "
+            "Not private: privacy.test_secret fixes the clients' secrets, so anyone can "
+            f"recompute the noise of {privacy.mechanism} (multiplier "
             f"{privacy.noise_multiplier:.4g})."
         )
     budget = f"budget epsilon {privacy.budget:g}" if privacy.budget else "no budget"
     return (
         f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
         f"multiplier {privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added "
-        "or removed; it is with one client, so clients do not add up, and rounds do."
+        "or removed. Clients compose in parallel; rounds add up."
     )
 
 
