@@ -5,7 +5,7 @@ import pytest
 
 from feddm.algorithms.feddm import FedDMSettings
 from feddm.analysis import bench
-from feddm.analysis.bench import Report, examples, in_turn, measure, median_ratio
+from feddm.analysis.bench import BenchReport, examples, in_turn, measure, median_ratio
 from feddm.config.resolve import resolve
 
 WIDTH, NUM, CLASSES = 4, 512, 2
@@ -46,7 +46,7 @@ def test_examples_are_balanced() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> BenchReport:
     """Measures everything at the smallest possible size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "CLIENT", (NUM, CLASSES))
@@ -64,7 +64,7 @@ def report() -> Report:
 class TestMeasure:
     """Holds on every machine, however busy."""
 
-    def test_kernels(self, report: Report) -> None:
+    def test_kernels(self, report: BenchReport) -> None:
         assert report.compiler == "not asked for"
         assert [(kernel.mode, kernel.name) for kernel in report.kernels] == [
             ("eager", "forward"),
@@ -82,7 +82,7 @@ class TestMeasure:
             assert kernel.share > 0
         assert report.sgemm_gflops > 0
 
-    def test_updates(self, report: Report) -> None:
+    def test_updates(self, report: BenchReport) -> None:
         literal, quick, fedavg = report.updates
         assert [update.name for update in report.updates] == ["literal", "quick", "fedavg"]
         assert quick.ratio == 1
@@ -100,7 +100,7 @@ class TestMeasure:
         assert quick.measured == "all"
         assert literal.settings == "1000 steps, a new network each, 256 real images a class"
 
-    def test_bytes(self, report: Report) -> None:
+    def test_bytes(self, report: BenchReport) -> None:
         literal, _, fedavg = report.updates
         # Twenty images of 3 x 32 x 32 floats, each with a one-byte label.
         assert literal.bytes_up == 20 * (4 * 3072 + 1)
@@ -108,7 +108,7 @@ class TestMeasure:
         blocks = 4 * 27 + 4 + 2 * (4 * 36 + 4) + 3 * 8
         assert fedavg.bytes_up == 4 * (blocks + 10 * 64 + 10) + 8
 
-    def test_the_rest(self, report: Report) -> None:
+    def test_the_rest(self, report: BenchReport) -> None:
         assert 0 < report.projection_share < 1
         assert 0 < report.private_ratio < 100
         assert (report.workers.workers, report.workers.clients) == (1, 20)

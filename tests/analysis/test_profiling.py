@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from feddm.analysis.profiling import PARTS, Part, profile
+from feddm.analysis.profiling import PARTS, ProfilePart, profile
 from feddm.config.resolve import resolve
 
 CLIENTS, NETWORKS, STEPS, EPOCHS = 3, 2, 5, 4
@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-def parts(algorithm: str) -> dict[str, Part]:
+def parts(algorithm: str) -> dict[str, ProfilePart]:
     # The profile runs one round in one process, whatever the configuration says.
     options = {"algorithm": algorithm, "clients": CLIENTS, "rounds": 7, "workers": 2}
     found = profile(resolve(options=options, settings=SETTINGS, shared=True))

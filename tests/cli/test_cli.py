@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import feddm.cli
 import feddm.runtime.session
-from feddm.analysis.bench import ClientUpdate, Kernel, Memory, Report, Workers
+from feddm.analysis.bench import BenchReport, ClientUpdate, Kernel, PeakMemory, Workers
 from feddm.cli.display import HEADER, TextDisplay, line
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
@@ -601,7 +601,7 @@ class TestProfile:
 class TestBench:
     """The output; tests/analysis/test_bench.py tests the measurements."""
 
-    REPORT = Report(
+    REPORT = BenchReport(
         machine={"processor": "abacus", "cores": "2"},
         width=8,
         sgemm_gflops=50.4,
@@ -612,7 +612,7 @@ class TestBench:
         ),
         projection_share=0.0123,
         workers=Workers(2, 1.875, 4.25, 1000, 300.0, 301.0),
-        memory=Memory(1000.0, 500.0),
+        memory=PeakMemory(1000.0, 500.0),
     )
 
     @pytest.fixture
@@ -622,7 +622,7 @@ class TestBench:
 
         def measure(
             width: int, repeats: int, compile_: bool, tick: Callable[[str], None]
-        ) -> Report:
+        ) -> BenchReport:
             asked.append((width, repeats, compile_))
             tick("nothing")
             return self.REPORT

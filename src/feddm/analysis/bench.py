@@ -119,7 +119,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Peak memory of a round with ten clients, 50,000 images and two workers, in MB.
 
     This is an upper bound: pages shared by several processes are counted in each.
@@ -135,7 +135,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """All measurements."""
 
     machine: dict[str, str]
@@ -146,7 +146,7 @@ class Report:
     updates: tuple[ClientUpdate, ...]
     projection_share: float
     workers: Workers
-    memory: Memory
+    memory: PeakMemory
     private_ratio: float = math.nan  # time of a private client divided by that of a plain one
 
 
@@ -155,7 +155,7 @@ def measure(
     repeats: int = 3,
     compile_: bool = True,
     tick: Callable[[str], None] = print,
-) -> Report:
+) -> BenchReport:
     """Measures everything; takes about ten minutes on two cores.
 
     Args:
@@ -177,7 +177,7 @@ def measure(
     tick("worker processes")
     workers = _workers(repeats)
     tick("memory")
-    return Report(
+    return BenchReport(
         machine=machine(),
         width=width,
         sgemm_gflops=sgemm,
@@ -484,7 +484,7 @@ def _drain(engine: InProcess, clients: int, download: Any, first: int = 0) -> fl
     return sum(reply.seconds for reply in engine.run(tasks, lambda client, fraction: None))
 
 
-def _memory(width: int, compiled: bool) -> Memory:
+def _memory(width: int, compiled: bool) -> PeakMemory:
     """Measures a round of two steps; more steps would not need more memory."""
     options = {"dataset": "cifar10", "width": width}
     settings = {"synthesis.steps": 2, "synthesis.networks": 2, "server.epochs": 1}
@@ -503,7 +503,7 @@ def _memory(width: int, compiled: bool) -> Memory:
         with threads(1):
             algorithm.aggregate(state, uploads, generator(0, "bench"), ignore)
         workers = sum(_peak_mb(pid) for pid in engine.pids)
-    return Memory(server_mb=_peak_mb(os.getpid()), workers_mb=workers)
+    return PeakMemory(server_mb=_peak_mb(os.getpid()), workers_mb=workers)
 
 
 def _resident_mb() -> float:

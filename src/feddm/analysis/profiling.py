@@ -29,7 +29,7 @@ PARTS: tuple[tuple[str, Callable[..., Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ProfilePart:
     """A part of a round: its name, its seconds and its number of calls."""
 
     name: str
@@ -37,7 +37,7 @@ class Part:
     calls: int
 
 
-def profile(config: Config) -> list[Part]:
+def profile(config: Config) -> list[ProfilePart]:
     """Runs one round in this process, and returns the whole round and then its parts.
 
     ``training`` is the clients' for averaging methods, and the server's for FedDM. Profiling
@@ -52,7 +52,7 @@ def profile(config: Config) -> list[Part]:
     return [_part(name, function.__code__, stats) for name, function in parts]
 
 
-def _part(name: str, code: CodeType, stats: dict[Any, Any]) -> Part:
+def _part(name: str, code: CodeType, stats: dict[Any, Any]) -> ProfilePart:
     key = (code.co_filename, code.co_firstlineno, code.co_name)
     _, calls, _, seconds, _ = stats.get(key, (0, 0, 0.0, 0.0, {}))
-    return Part(name, seconds, calls)
+    return ProfilePart(name, seconds, calls)

@@ -13,8 +13,8 @@ from feddm.cli import options
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from feddm.analysis.bench import Report
-    from feddm.analysis.profiling import Part
+    from feddm.analysis.bench import BenchReport
+    from feddm.analysis.profiling import ProfilePart
     from feddm.analysis.tables import Table
 
 BENCH_EXAMPLES = """\
@@ -86,7 +86,7 @@ def bench(
         out.write_text(text + "\n", encoding="utf-8")
 
 
-def tables(report: Report) -> dict[str, Table]:
+def tables(report: BenchReport) -> dict[str, Table]:
     """Returns the tables of a report, by title."""
     from feddm.analysis.tables import Table
 
@@ -129,7 +129,7 @@ def tables(report: Report) -> dict[str, Table]:
     }
 
 
-def _others(report: Report) -> list[list[str]]:
+def _others(report: BenchReport) -> list[list[str]]:
     workers, memory = report.workers, report.memory
     lines = [
         ["torch.compile", report.compiler],
@@ -178,7 +178,7 @@ def profile(given: options.Given, json: options.Json = False) -> None:
         print_table(console, _profile_table(parts))
 
 
-def _profile_table(parts: list[Part]) -> Table:
+def _profile_table(parts: list[ProfilePart]) -> Table:
     from feddm.analysis.tables import Table
 
     whole = parts[0].seconds

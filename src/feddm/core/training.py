@@ -51,7 +51,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """Parameters after training, the mean loss of the last epoch, and the steps it took."""
 
     params: dict[str, Tensor]
@@ -80,7 +80,7 @@ def train(
     adjust: Adjust = unchanged,
     project: Project = unchanged,
     tick: Tick = ignore,
-) -> Trained:
+) -> TrainingResult:
     """Returns the parameters after ``sgd.epochs`` passes over the data in random order.
 
     Args:
@@ -109,7 +109,7 @@ def train(
             descent.step(grads, descent.steps / all_steps)
         loss = total / len(data)
         tick((epoch + 1) / sgd.epochs)
-    return Trained(descent.params, loss, descent.steps)
+    return TrainingResult(descent.params, loss, descent.steps)
 
 
 class Descent:

@@ -66,7 +66,7 @@ def html(report: Report) -> str:
         many_seeds=any(len(method.runs) > 1 for method in methods),
         floats=[method.name for method in methods if in_floats(method)],
         coded=[method.name for method in methods if not in_floats(method)],
-        private=[summary.guarantee(method) for method in methods if method.private],
+        private=[summary.guarantee_text(method) for method in methods if method.private],
         guarantees=guarantees([outcome(method) for method in methods]),
         spent=any(epsilons(method) for method in methods),
         sheets=report.sheets,

@@ -219,7 +219,7 @@ def dropouts(methods: Sequence[Method]) -> list[str]:
     ]
 
 
-def guarantee(method: Method) -> dict[str, str]:
+def guarantee_text(method: Method) -> dict[str, str]:
     """Returns the privacy guarantee of a method, and how it is achieved."""
     row, privacy = outcome(method), method.config.privacy
     return {
