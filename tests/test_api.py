@@ -208,7 +208,7 @@ class TestRun:
         log = Log()
         asked = run_tiny(rounds=1, compile="on", observer=log)
         assert log.notices == [
-            "torch.compile does not work here, so it goes without: there is no disk"
+            "torch.compile does not work here, continuing without it: there is no disk"
         ]
         assert asked.records[0].loss == run_tiny(rounds=1, compile="off").records[0].loss
 

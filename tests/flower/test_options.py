@@ -14,7 +14,7 @@ from feddm.flower.options import options_of
 
 
 def bundled() -> dict[str, Any]:
-    """Returns the configuration as Flower gives it if nobody says anything."""
+    """Returns the configuration that Flower gives by default."""
     text = (app_folder() / "pyproject.toml").read_text()
     config: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
     return config

@@ -317,7 +317,7 @@ class TestCompile:
         assert isinstance(setup.algorithm.model, ConvNet)
         (notice,) = setup.notices
         assert notice.endswith(self.PROBLEM)
-        assert "goes without" in notice
+        assert "continuing without it" in notice
 
     @pytest.mark.usefixtures("compiler_is_broken")
     def test_a_broken_compiler_is_nothing_to_a_run_that_needs_none(self) -> None:

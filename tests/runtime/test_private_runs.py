@@ -49,7 +49,7 @@ def private_run(
 ) -> RunResult:
     """Runs it with its ledgers in a folder; a sample rate of 1 is quickly accounted for.
 
-    ``Path()`` is where ledgers are if nobody says where.
+    ``Path()`` is the default place of ledgers.
     """
     options = KINDS[kind] | more
     # Noise on features hides small classes at random; a round without classes is an error.

@@ -111,7 +111,7 @@ class Context:
         model: The model to train.
         clients: Number of all clients, whether or not they take part in a round.
         rounds: Number of rounds of the run.
-        examples: Number of examples that a client is taken to have; 0 if nobody says.
+        examples: Assumed number of examples per client; 0 if unknown.
         augmentation: Random changes to images, where `augment` is on.
         privacy: The privacy mechanism with its noise, if there is one.
         device: Where the server trains.

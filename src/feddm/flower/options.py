@@ -49,7 +49,7 @@ def options_of(run_config: Mapping[str, Any], nodes: int) -> Options:
 
     Args:
         run_config: The app's configuration.
-        nodes: How many there are: as many clients, if nobody says anything else.
+        nodes: Number of nodes, which is the default number of clients.
     """
     given = {key: value for key, value in run_config.items() if value != ""}
     unknown = sorted(set(given) - set(_OWN) - set(_SHARED))

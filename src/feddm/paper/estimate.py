@@ -58,7 +58,7 @@ def _flops(config: ModelConfig, dataset: str) -> int:
 
 @functools.cache
 def _table(partition: PartitionConfig, dataset: str) -> npt.NDArray[np.int64]:
-    """Returns a split as it will be about: of labels that are made up, so without the data."""
+    """Returns an estimate of the class table, from made-up labels instead of the data."""
     info = describe(dataset)
     num_classes = len(info.classes)
     labels: npt.NDArray[Any] = np.arange(info.num_train) % num_classes

@@ -45,7 +45,7 @@ class Scale:
         name: Its name on the command line.
         about: What it is for.
         preset: The preset under all settings.
-        seeds: How many, if nobody says.
+        seeds: Default number of seeds.
         machine: What it is meant for.
         settings: Values over those of an experiment; those that do nothing there are left out.
         models: More of them, for a model.
@@ -186,7 +186,7 @@ def _short(key: str) -> str:
 
 
 def usual_seeds(experiment: Experiment, scale: Scale) -> int:
-    """Returns how many seeds there are if nobody says."""
+    """Returns the default number of seeds."""
     if experiment.kind == "cost":
         return scale.splits
     return scale.seeds if experiment.runs else 1

@@ -136,7 +136,7 @@ def build_server(
     )
     if compiled and (problem := compiler_problem(device)):
         compiled = False
-        notices.append(f"torch.compile does not work here, so it goes without: {problem}")
+        notices.append(f"torch.compile does not work here, continuing without it: {problem}")
     algorithm = build_algorithm(
         config, accelerated(model, compiled, config.runtime.precision), device
     )
@@ -186,7 +186,7 @@ def check_min_clients(config: Config) -> None:
 def _compiling_pays(config: Config, model: Model, table: ClassTable | None) -> bool:
     info = described(config.data)
     if not info.num_train:
-        return False  # nobody says how many examples there are
+        return False  # the number of examples is unknown
     if table is None or config.privacy is not None:
         # Whether it is compiled can be seen in the results, so it must not depend on examples.
         of_a_class = info.num_train / config.partition.clients / model.num_classes
