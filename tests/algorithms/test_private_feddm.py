@@ -8,6 +8,7 @@ import torch
 
 from feddm.algorithms.base import LocalResult, Upload
 from feddm.algorithms.feature_feddm import FeatureRelease, Network
+from feddm.algorithms.gradient_feddm import GradientFedDM
 from feddm.core.examples import Examples
 from feddm.core.matching import ClassMeans, Target, class_means, synthesize
 from feddm.core.models import ConvNet
@@ -17,7 +18,17 @@ from feddm.core.training import ignore
 from feddm.errors import EmptyRoundError, UploadError
 from feddm.privacy.features import Bound
 from feddm.privacy.noise import Secret
-from private import MODEL, NAMES, OTHER_SECRET, SECRET, built, download, examples, noise
+from private import (
+    BASELINES,
+    MODEL,
+    NAMES,
+    OTHER_SECRET,
+    SECRET,
+    built,
+    download,
+    examples,
+    noise,
+)
 from toy import TwoParameters, pixels, point
 
 TINY = 1e-9
@@ -49,6 +60,20 @@ def learned_from(algorithm: Any, *parsed: Records) -> Records:
     numbered = [Upload(client, records) for client, records in enumerate(parsed)]
     result: Records = algorithm.aggregate(state, numbered, generator(0, "server"), ignore)
     return result
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_expected_batch_by_hand(name: str) -> None:
+    # A quarter of the 9 examples that a client is assumed to have, in every step.
+    algorithm: Any = built(name, rate=0.25, steps=3)
+    assert algorithm.private.expected_batch == 2.25
+
+
+def test_expected_batch_of_a_class_by_hand() -> None:
+    # A quarter of 9 examples, which are of 3 classes.
+    algorithm = built("gradients", rate=0.25, steps=3)
+    assert isinstance(algorithm, GradientFedDM)
+    assert algorithm.expected_batch == 0.75
 
 
 @pytest.mark.parametrize("name", NAMES)
