@@ -175,7 +175,7 @@ class TestStudies:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
         study = [*command, "--epsilon", "4", "--out", str(tmp_path / "study")]
         says = refused(*study)
-        assert "eat each other's budget" in says
+        assert "share one budget" in says
         assert "--ledger new" in says
         says = refused(*study, "--ledger", str(tmp_path / "all"))
         assert "would spend the whole budget" in says

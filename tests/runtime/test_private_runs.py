@@ -594,8 +594,14 @@ def test_runs_have_different_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"privacy.mechanism": "none", "privacy.epsilon": 1.0}, "needs a mechanism"),
-        ({"privacy.mechanism": "none", "privacy.noise_multiplier": 1.0}, "needs a mechanism"),
+        (
+            {"privacy.mechanism": "none", "privacy.epsilon": 1.0},
+            "does nothing with the mechanism none",
+        ),
+        (
+            {"privacy.mechanism": "none", "privacy.noise_multiplier": 1.0},
+            "does nothing with the mechanism none",
+        ),
         ({"algorithm": "real", "privacy.epsilon": 1.0}, "real sends real images"),
         (
             {"algorithm": "fedavg", "privacy.mechanism": "features", "privacy.epsilon": 1.0},

@@ -358,6 +358,22 @@ class TestDamage:
         with pytest.raises(ConfigError, match=r"config\.toml is not TOML"):
             run.config()
 
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("algorithm = 'feddm'\n[server]\nlr = 0.1\n", r"\[server\] at the top level is"),
+            ("[algorithm]\nname = 'fedavgm'\n", "algorithm must be one of .*, got 'fedavgm'"),
+        ],
+    )
+    def test_a_run_of_another_version_or_package(
+        self, run: RunDirectory, text: str, says: str
+    ) -> None:
+        (run.path / "config.toml").write_text(text)
+        with pytest.raises(
+            RunDirectoryError, match=rf"config\.toml can't be used: {says}.*; perhaps another"
+        ):
+            run.config()
+
 
 class TestFullDisk:
     """Rounds that were complete before the disk was full are intact."""

@@ -87,12 +87,14 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Returns the configuration that the run began with."""
+        file = self.path / "config.toml"
+        values = load_toml(file)
         try:
-            return written(load_toml(self.path / "config.toml"))
+            return written(values)
         except ConfigError as error:
             raise RunDirectoryError(
-                f"{self.path} can't be used with what is installed here: {error}; use the "
-                "version and the packages that the run was made with"
+                f"{file} can't be used: {error}; perhaps another version of feddm made it, or "
+                "one with a package that is not installed here"
             ) from error
 
     def environment(self) -> dict[str, Any]:

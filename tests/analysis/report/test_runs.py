@@ -119,7 +119,8 @@ def test_a_damaged_run_of_a_study_does_not_spoil_the_others(tmp_path: Path) -> N
     assert [method.name for method in found.methods] == ["feddm"]
     first, second = found.notes
     assert first.startswith("Left out real-seed0: ")
-    assert second.startswith("Left out fedavg-seed0: rounds must be")
+    damaged = study / "cells" / "fedavg-seed0" / "config.toml"
+    assert second.startswith(f"Left out fedavg-seed0: {damaged} can't be used: rounds must be")
 
 
 def test_old_results_without_a_key_are_one_line(tmp_path: Path) -> None:
