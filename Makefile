@@ -76,6 +76,10 @@ study-uint8: dev  ## are bytes as good as floats?
 	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:coding=uint8 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
+study-replay-ten-rounds: dev  ## do learned images stay ahead of real ones, with replay?
+	$(BIN)/feddm compare $(CIFAR) --width 32 --rounds 10 --seeds 0 --set data.validation=0.1 --algorithms learned,real --with learned=docs/studies/replay-learned.toml --with real=docs/studies/replay-real.toml --against real --targets 0.55,0.6 --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 TUNE = $(BIN)/feddm tune $(CIFAR) --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64
 
 study-tune-fedavg: dev  ## the learning rate of FedAvg
