@@ -17,6 +17,7 @@ from feddm.core.models import ConvNet, num_params
 from feddm.core.seeding import generator
 from feddm.core.tensors import num_bytes
 from feddm.core.training import ignore
+from feddm.errors import ConfigError
 from feddm.privacy.features import FeatureSettings
 from feddm.privacy.gradients import GradientSettings
 
@@ -126,3 +127,9 @@ def test_sums_by_hand() -> None:
     size = FedDM.build(settings, Context(MODEL, privacy=privacy)).upload_size(TABLE)
     assert (size.floats, size.num_bytes) == (2 * 3 * 3 * 9, 4 * 2 * 3 * 3 * 9)
     assert (size.variance, size.pairs) == (0, None)
+
+
+def test_an_algorithm_that_does_not_say_it_is_named() -> None:
+    fedavg = FedAvg.build(FedAvg.Settings(name="mine"), Context(MODEL))
+    with pytest.raises(ConfigError, match="mine does not say how much its clients upload"):
+        ConfiguredAlgorithm.upload_size(fedavg, TABLE)

@@ -28,7 +28,7 @@ from feddm.core.examples import Examples
 from feddm.core.models import Model
 from feddm.core.tensors import CPU, Records, Tensors
 from feddm.core.training import Tick
-from feddm.errors import UnfitAlgorithmError, UploadError
+from feddm.errors import ConfigError, UnfitAlgorithmError, UploadError
 from feddm.privacy.accounting import Event, Released
 from feddm.privacy.release import Noise
 
@@ -173,7 +173,7 @@ class ConfiguredAlgorithm(Algorithm):
 
     def upload_size(self, table: ClassTable) -> UploadSize:
         """Returns what a round with all clients uploads."""
-        raise NotImplementedError
+        raise ConfigError(f"{self.settings.name} does not say how much its clients upload")
 
 
 def guaranteed(
