@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from feddm.config.schema import Values
+
 PRESETS = ("quick", "paper")
-Values = Mapping[str, Any]
 Choices = Mapping[str, Mapping[str, Values]]  # preset -> data set, or "" for all -> values
 
 # A mirrored digit is none. Digits are 1,438 images of 8x8, so their model is shallower.
