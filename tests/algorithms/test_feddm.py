@@ -287,6 +287,18 @@ class TestReplay:
         # What is shown and counted as the round's own is the round's own.
         assert states[-1]["synthetic"]["x"].flatten().tolist() == [3]
 
+    def test_a_round_takes_as_many_steps_as_without(self) -> None:
+        # One image per round: 12 passes over 1, 6 over 2, 4 over 3, and again 4 over 3.
+        steps: list[int] = []
+        algorithm = feddm(TwoParameters(), server={"epochs": 12, "batch_size": 1, "replay": 2})
+        state: Records = algorithm.init(point(1.0, 1.0))
+        for number in range(4):
+            ticks: list[float] = []
+            uploads = [upload(7, pixels(float(number)), 0)]
+            state = algorithm.aggregate(state, uploads, generator(number, "s"), ticks.append)
+            steps.append(len(ticks) * len(state["replay"]["y"]))
+        assert steps == [12, 12, 12, 12]
+
     def test_without_it_nothing_is_kept(self) -> None:
         assert all("replay" not in state for state in self.rounds())
 

@@ -113,12 +113,8 @@ class TestPasses:
         assert found == Work(clients, Passes(weights=4 * 40))
 
     @pytest.mark.parametrize("algorithm", ["feddm", "real"])
-    def test_replay(self, algorithm: str) -> None:
-        # Two rounds before: 1, 2, 3, 3 and 3 sets in five rounds, and 1 and 2 in two.
-        found = passes(algorithm, rounds=5, server_replay=2)
-        assert found.server.weights == pytest.approx(4 * self.SENT * 12 / 5)
-        found = passes(algorithm, rounds=2, server_replay=2)
-        assert found.server.weights == pytest.approx(4 * self.SENT * 1.5)
+    def test_replay_costs_nothing(self, algorithm: str) -> None:
+        assert passes(algorithm, rounds=5, server_replay=2).server == self.SERVER
 
     def test_no_step(self) -> None:
         assert passes(synthesis_steps=0) == Work(Passes(), self.SERVER)

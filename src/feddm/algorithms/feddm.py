@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -76,14 +75,16 @@ class ServerTraining(Section):
     )
     augment: bool = Field(False, description="Train on randomly changed images.")
     replay: NonNegativeInt = Field(
-        0, description="Number of earlier rounds whose images are trained on again."
+        0,
+        description="Number of earlier rounds whose images are trained on again. The server "
+        "then makes fewer epochs, so that a round takes it as many steps as without.",
     )
 
-    def sgd(self, augmentation: Augmentation) -> SGD:
-        """Returns how the server trains."""
+    def sgd(self, augmentation: Augmentation, share: float = 1.0) -> SGD:
+        """Returns how the server trains, if new images are this share of all images."""
         return SGD(
             lr=self.lr,
-            epochs=self.epochs,
+            epochs=math.ceil(self.epochs * share),
             batch_size=self.batch_size,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -242,7 +243,9 @@ class TrainsOnUnion(ConfiguredAlgorithm):
             self.model,
             center,
             examples.to(self.context.device),
-            self.settings.server.sgd(self.context.augmentation),
+            self.settings.server.sgd(
+                self.context.augmentation, share=len(union["y"]) / len(memory["y"])
+            ),
             rng,
             project=ball(center, self.settings.server.radius),
             tick=tick,
@@ -281,10 +284,7 @@ class TrainsOnUnion(ConfiguredAlgorithm):
 
     def server_passes(self, images: float) -> Passes:
         """Returns the server's work on so many images per round."""
-        replay, rounds = self.settings.server.replay, self.context.rounds
-        # The first rounds have no earlier sets, or few, to replay.
-        sets = statistics.fmean(min(number, replay + 1) for number in range(1, rounds + 1))
-        return Passes(weights=images * sets * self.settings.server.epochs)
+        return Passes(weights=images * self.settings.server.epochs)
 
     def upload_size(self, table: ClassTable) -> UploadSize:
         shape, weight = self.model.shape, self.settings.server.weighting == "examples"
