@@ -169,10 +169,12 @@ class TestRun:
         options: dict[str, Any] = {
             "algorithm": "feddm",
             "dataset": "mnist",
+            "data": None,
             "clients": 17,
             "alpha": 0.07,
             "rounds": 17,
             "participation": 0.25,
+            "model": "resnet18",
             "width": 17,
             "ipc": 17,
             "seed": 17,

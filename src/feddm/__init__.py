@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddm.api import run
+    from feddm.api import resume, run
     from feddm.errors import FedDMError
     from feddm.runtime.model_file import TrainedModel, load_model
-    from feddm.runtime.run import Observer, RunResult, resume
+    from feddm.runtime.run import Observer, RunResult
     from feddm.runtime.synthetic_file import SyntheticSet, load_synthetic
 
 _HOMES = {
@@ -26,7 +26,7 @@ _HOMES = {
     "TrainedModel": "feddm.runtime.model_file",
     "load_model": "feddm.runtime.model_file",
     "load_synthetic": "feddm.runtime.synthetic_file",
-    "resume": "feddm.runtime.run",
+    "resume": "feddm.api",
     "run": "feddm.api",
 }
 

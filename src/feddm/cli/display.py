@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from feddm.config.code import label
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
@@ -99,10 +100,10 @@ class TextDisplay(Display):
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
         self._rounds = config.rounds
         size = num_params(setup.algorithm.model.init(generator(0, "size")))
+        algorithm, model = label(config.algorithm.name), label(config.model.name)
         self._print(
-            f"{config.algorithm.name} on {config.data.name}, preset {config.preset}, seed "
-            f"{config.seed}: {clients_text(config, setup)}; {config.model.name} with {size:,} "
-            "parameters."
+            f"{algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.seed}: {clients_text(config, setup)}; {model} with {size:,} parameters."
         )
         if config.privacy is not None:
             self._print(introduction(config.privacy))

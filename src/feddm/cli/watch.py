@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from feddm.cli.curve import curve
+from feddm.config.code import label
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,7 +118,7 @@ class WatchedRun:
         if console.is_terminal:
             rows = rows[-max(console.height - len(chart) - 5, 3) :]
         text = Text()
-        text.append(f"{config.algorithm.name} on {config.data.name}, seed {config.seed}")
+        text.append(f"{label(config.algorithm.name)} on {config.data.name}, seed {config.seed}")
         text.append(f": {len(records)} of {config.rounds} rounds\n")
         private = config.privacy is not None
         text.append(f"{PRIVATE_HEADER if private else HEADER}\n", style="bold")

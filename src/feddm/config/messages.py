@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from feddm.config.code import FORM
 from feddm.config.registry import algorithm_names, find_algorithm
 from feddm.errors import ConfigError
 
@@ -131,6 +132,8 @@ def _allowed(root: type[BaseModel], path: list[str]) -> str:
 def _words(rule: Mapping[str, Any]) -> str:
     if "const" in rule:
         return str(rule["const"])
+    if "pattern" in rule:
+        return FORM
     if "enum" in rule:
         return "one of " + ", ".join(map(str, rule["enum"]))
     kind = {

@@ -110,6 +110,32 @@ class ConvNet:
 
 
 @dataclass(frozen=True)
+class MLP:
+    """A multilayer perceptron, for vectors: linear layers with ReLU, then the last one."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    width: int = 128
+    depth: int = 3
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        features = math.prod(self.shape)
+        params: dict[str, Tensor] = {}
+        for layer in range(self.depth):
+            params |= _affine(f"layer{layer}", (self.width, features), rng)
+            features = self.width
+        return params | _affine("linear", (self.num_classes, features), rng)
+
+    def __call__(self, params: Tensors, x: Tensor) -> Outputs:
+        x = x.flatten(1)
+        for layer in range(self.depth):
+            x = F.relu(
+                F.linear(x, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"])
+            )
+        return Outputs(x, F.linear(x, params["linear.weight"], params["linear.bias"]))
+
+
+@dataclass(frozen=True)
 class ResNet18:
     """ResNet-18 for small images: the first convolution is 3x3, without pooling after it.
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from feddm.config.code import source_hash
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
-from feddm.core.examples import Normalization
 from feddm.data.partition import class_table
+from feddm.data.sources import absolute
 from feddm.errors import RunDirectoryError
 from feddm.runtime.build import LocalSetup, Setup, build_model
 from feddm.runtime.federation import Federation, RoundPlan, RoundRecord, start
@@ -99,6 +100,8 @@ def resume(
     *,
     workers: int | Literal["auto"] | None = None,
     data_dir: str | Path | None = None,
+    data: str | Path | None = None,
+    code: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     opened: OpenSession = local_session,
 ) -> RunResult:
@@ -108,15 +111,18 @@ def resume(
         directory: The run directory.
         workers: Number of worker processes; it does not change the results.
         data_dir: Folder of the data sets, if it has moved.
+        data: Where your own data are, if they have moved.
+        code: Where code of your own is, if it has moved: of ``algorithm`` and ``model``.
         observer: Receives the progress.
         opened: Opens the session with the clients; by default they are on this machine.
     """
     observer = observer or Observer()
     with RunDirectory.open(Path(directory)) as earlier:
-        config = earlier.config()
+        config = earlier.config(run_code=True, code=code)
         options = {
             "workers": workers,
             "data_dir": None if data_dir is None else os.path.abspath(data_dir),
+            "data": None if data is None else absolute(data),
         }
         config = resolve(config.model_dump(), options=options)
         environment = earlier.environment()
@@ -190,7 +196,7 @@ def _result(
     directory: RunDirectory | None,
 ) -> RunResult:
     info = setup.info
-    normalization = Normalization(info.mean, info.std)
+    normalization = info.normalization
     synthetic = federation.state.get("synthetic")
     return RunResult(
         config=config,
@@ -221,8 +227,16 @@ def _environment(session: Session, run: str) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": session.setup.device.type,
         "compiled": session.setup.compiled,
+        **_sources(session.setup.config),
         **session.environment(),
     }
+
+
+def _sources(config: Config) -> dict[str, str]:
+    """Returns a digest of the code of your own that a run uses."""
+    names = {"algorithm_source": config.algorithm.name, "model_source": config.model.name}
+    digests = {key: source_hash(name) for key, name in names.items()}
+    return {key: digest for key, digest in digests.items() if digest is not None}
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
@@ -233,8 +247,8 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
         )
     if before.get("data") != now["data"]:
         raise RunDirectoryError(
-            "the data or their split have changed since the run began; "
-            "point --data-dir at the original files, or start a new run"
+            "the data or their split have changed since the run began; point --data-dir (or "
+            "--data, for your own) at the original files, or start a new run"
         )
     changed = [
         f"{key} {before[key]} -> {now[key]}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddm.config.code import is_given
 from feddm.config.schema import Config
 from feddm.core.tensors import Records
 from feddm.data.datasets import fingerprint
@@ -69,11 +70,12 @@ def local_session(config: Config, run: str, before: Mapping[str, Any]) -> Iterat
         setup = build(config, run)
         vaults, config = setup.vaults, setup.config
         cohort = cohort_size(len(setup.shards), config.participation)
+        here = is_given(config.algorithm.name) or is_given(config.model.name)
         with InProcess(
             setup.algorithm,
             setup.dataset.train,
             setup.shards,
-            num_workers(config.runtime, cohort, setup.device),
+            1 if here else num_workers(config.runtime, cohort, setup.device),
             device=setup.device,
             vaults=vaults,
         ) as engine:

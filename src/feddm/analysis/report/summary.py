@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from feddm.analysis.report.means import mean_rounds, outcome
 from feddm.analysis.report.runs import Method
 from feddm.analysis.tables import Table, accuracy_text, guarantees
+from feddm.config import code
 from feddm.config.resolve import flat
 from feddm.core.formatting import percent, size_text, time_text
 from feddm.runtime.wording import introduction, label, spent
@@ -48,7 +49,7 @@ def lede(methods: Sequence[Method]) -> str:
     models = (
         f"{config.model.name} of width {config.model.width}"
         if config.model.name == "convnet"
-        else config.model.name
+        else code.label(config.model.name)
         for config in configs
     )
     seeds = sorted({run.config.seed for method in methods for run in method.runs})
@@ -231,7 +232,7 @@ def guarantee_text(method: Method) -> dict[str, str]:
 def setup(method: Method) -> dict[str, Any]:
     """Returns the command and configuration that run a method again."""
     config = method.config
-    on_nodes = bool(config.data.own.classes or config.data.holdout)
+    on_nodes = bool(config.data.own.classes or config.data.holdout) and not config.data.path
     run = method.runs[0]
     arguments = run.environment.get("arguments")
     if on_nodes:
