@@ -28,6 +28,7 @@ from feddm.cli import (
     partition,
     privacy,
     report,
+    reuse,
     run,
     tune,
     watch,
@@ -46,7 +47,7 @@ app = typer.Typer(
     epilog="Start with `feddm run`: it needs no data and takes about a minute.",
 )
 
-RUNNING, LOOKING = "Run", "Inspect"
+RUNNING, LOOKING, USING = "Run", "Inspect", "Use"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
@@ -54,6 +55,9 @@ app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOKING, epilog=watch.EXAMPLES)(watch.watch)
+app.command(rich_help_panel=USING, epilog=reuse.EXPORT_EXAMPLES)(reuse.export)
+app.command(rich_help_panel=USING, epilog=reuse.EVALUATE_EXAMPLES)(reuse.evaluate)
+app.command("train-on", rich_help_panel=USING, epilog=reuse.TRAIN_EXAMPLES)(reuse.train_on)
 app.command(rich_help_panel=LOOKING, epilog=leak.EXAMPLES)(leak.leak)
 app.command(rich_help_panel=RUNNING, epilog=paper.EXAMPLES)(paper.paper)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)

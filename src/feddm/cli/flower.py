@@ -16,9 +16,9 @@ from feddm.config.code import label
 from feddm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from feddm.cli.display import Display
     from feddm.flower.loopback import Loopback
     from feddm.runtime.build import Setup
+    from feddm.runtime.display import Display
 
 EXAMPLES = """\
 Examples:

@@ -17,7 +17,7 @@ from feddm.config.code import FORM, absolute, label
 from feddm.errors import FedDMError
 
 if TYPE_CHECKING:
-    from feddm.cli.display import Display
+    from feddm.runtime.display import Display
     from feddm.runtime.run import Observer
 
 Log = Annotated[
@@ -136,7 +136,7 @@ def shown(
     """
     from rich.console import Console
 
-    from feddm.cli.display import Display, JsonDisplay, TextDisplay
+    from feddm.runtime.display import Display, JsonDisplay, TextDisplay
 
     display = Display() if quiet else JsonDisplay() if json else TextDisplay(Console())
     try:

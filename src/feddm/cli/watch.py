@@ -110,7 +110,7 @@ class WatchedRun:
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
-        from feddm.cli.display import HEADER, PRIVATE_HEADER, line
+        from feddm.runtime.display import HEADER, PRIVATE_HEADER, line
 
         config, records = self.config, self.opened.records()
         chart = chart_of(config, records, console)

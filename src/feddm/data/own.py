@@ -182,6 +182,11 @@ def read_own(path: Path, config: DataConfig) -> Examples:
     return _examples(data, described(config), path)
 
 
+def read_examples(data: OwnData, config: DataConfig) -> Examples:
+    """Returns data as what a configuration says of them, all in one set."""
+    return _examples(data, described(config), config.path)
+
+
 def dataset_of(data: OwnData, config: DataConfig) -> Dataset:
     """Returns a data set with a test set, which may be held out, or elsewhere.
 

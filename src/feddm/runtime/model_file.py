@@ -11,7 +11,7 @@ from torch import Tensor
 from feddm.config import code
 from feddm.config.schema import ModelConfig
 from feddm.core.examples import Normalization, normalization_in, scale_of
-from feddm.core.models import Model
+from feddm.core.models import Model, num_params
 from feddm.core.tensors import Tensors, file_content, read_file
 from feddm.errors import DataError
 from feddm.runtime.build import build_model
@@ -19,7 +19,7 @@ from feddm.runtime.build import build_model
 KIND = "model"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A model with its parameters and everything needed to apply it to pixels."""
 
@@ -28,6 +28,11 @@ class TrainedModel:
     params: Tensors
     classes: tuple[str, ...]
     normalization: Normalization
+
+    def __repr__(self) -> str:
+        name, size = code.label(self.config.name), num_params(self.params)
+        shape = " x ".join(map(str, self.model.shape))
+        return f"<{name} with {size:,} parameters: {shape} to {len(self.classes)} classes>"
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Returns the logits of stored values: uint8 images, or rows of numbers.

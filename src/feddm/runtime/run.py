@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from feddm.config.code import source_hash
+from feddm.config.code import label, source_hash
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
+from feddm.core.formatting import percent
 from feddm.data.partition import class_table
 from feddm.data.sources import absolute
 from feddm.errors import RunDirectoryError
+from feddm.runtime import views
 from feddm.runtime.build import LocalSetup, Setup, build_model
 from feddm.runtime.federation import Federation, RoundPlan, RoundRecord, start
 from feddm.runtime.federation import run as run_rounds
@@ -30,8 +32,11 @@ from feddm.runtime.session import ON_NODES, OpenSession, Session, local_session
 from feddm.runtime.synthetic_file import SyntheticSet, from_state
 from feddm.runtime.wording import promised
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """The result of a run.
 
@@ -48,6 +53,30 @@ class RunResult:
     model: TrainedModel
     synthetic: SyntheticSet | None
     directory: Path | None
+
+    def table(self) -> Any:
+        """Returns a row for each round: a pandas DataFrame if pandas is there, else dicts."""
+        return views.table(self.records)
+
+    def plot(self) -> Figure:
+        """Returns a figure of accuracy by round."""
+        return views.plot({self.name: [self.records]})
+
+    @property
+    def name(self) -> str:
+        """What was run on what."""
+        return f"{label(self.config.algorithm.name)} on {self.config.data.name}"
+
+    def __repr__(self) -> str:
+        last = self.records[-1]
+        return f"<{self.name}: {percent(last.accuracy)} after {_count(last.round, 'round')}>"
+
+    def _repr_html_(self) -> str:
+        return views.run_html(self.name, self.records)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 class Observer:

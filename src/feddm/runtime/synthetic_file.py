@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from feddm.core.examples import Examples, Normalization, normalization_in, scale_of
 from feddm.core.tensors import Tensors, file_content, read_file
@@ -40,6 +41,10 @@ class SyntheticSet:
     def pixels(self) -> Tensor:
         """Returns the images as uint8 pixels, for viewing."""
         return self.normalization.pixels(self.examples.x)
+
+    def to_torch(self) -> TensorDataset:
+        """Returns the set as a data set of torch: model inputs and class numbers."""
+        return TensorDataset(self.examples.x, self.examples.y)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file: the set and everything needed to use it."""
