@@ -234,7 +234,7 @@ class TestRun:
     def test_a_directory_in_use_is_refused(self, whole: RunResult) -> None:
         assert whole.directory is not None
         before = (whole.directory / "results.jsonl").read_bytes()
-        with pytest.raises(RunDirectoryError, match="feddm resume"):
+        with pytest.raises(RunDirectoryError, match=r"feddm\.resume\("):
             run_tiny(whole.directory)
         assert (whole.directory / "results.jsonl").read_bytes() == before
 
@@ -494,4 +494,4 @@ class TestNames:
 def test_run_has_the_options_of_the_command_line() -> None:
     named = set(inspect.signature(feddm.run).parameters)
     assert set(OPTIONS) <= named
-    assert named - set(OPTIONS) == {"config", "preset", "set", "out", "observer"}
+    assert named - set(OPTIONS) == {"config", "preset", "set", "out", "quiet", "observer"}

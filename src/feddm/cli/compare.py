@@ -12,17 +12,16 @@ import typer
 from feddm.cli import options
 from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
-    Named,
     Out,
     Seeds,
     With,
     algorithm_in,
-    check_fair,
     files_by_name,
     listed_seeds,
     run_study,
 )
 from feddm.config.code import absolute, is_reference, label
+from feddm.config.fair import Named, check_fair
 from feddm.config.registry import algorithm_names
 from feddm.config.resolve import flat
 from feddm.config.schema import Config

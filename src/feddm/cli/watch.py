@@ -159,8 +159,8 @@ class Study:
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
+        from feddm.analysis.study_display import table_text
         from feddm.analysis.tables import Table
-        from feddm.cli.study_display import table_text
         from feddm.core.formatting import percent
         from feddm.runtime.wording import epsilon_cell
 

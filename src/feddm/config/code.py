@@ -110,9 +110,9 @@ def source_hash(name: str) -> str | None:
         return None
 
 
-def files() -> list[str]:
-    """Returns the files whose code was run, so that another process can run it, too."""
-    return list(_loaded.values())
+def files_behind(kind: type) -> list[str]:
+    """Returns the file that a class is from, so that another process can run it, too."""
+    return [_loaded[kind.__module__]] if kind.__module__ in _loaded else []
 
 
 def run_files(paths: Iterable[str]) -> None:

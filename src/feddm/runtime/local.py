@@ -193,7 +193,7 @@ class _Workers:
         if self._setup is None:
             return
         for worker in self._processes:
-            worker.send(("code", code.files()))
+            worker.send(("code", code.files_behind(type(self._setup.algorithm))))
             worker.send(("setup", self._setup))
         for worker in self._processes:
             worker.receive()

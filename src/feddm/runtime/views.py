@@ -45,6 +45,7 @@ def plot(curves: Curves) -> Figure:
     """Returns a figure of accuracy by round; thin lines are single seeds."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise MissingExtraError("figures need an extra: pip install 'feddm[figures]'") from None
     figure = Figure(figsize=(6, 3.5), layout="constrained")
@@ -61,7 +62,7 @@ def plot(curves: Curves) -> Figure:
             )
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if len(curves) > 1:
         axes.legend()
