@@ -14,6 +14,7 @@ from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context
 from feddm.algorithms.costs import ClassTable, Work
 from feddm.config.code import is_given, is_reference, label
 from feddm.config.registry import find_algorithm
+from feddm.config.resolve import flat
 from feddm.config.schema import (
     Config,
     DataConfig,
@@ -139,6 +140,7 @@ def build_server(
         table: How many examples each client has of each class, if the server knows.
     """
     device = build_device(config)
+    _check_augment(config, info)
     model = build_model(config.model, info.shape, len(info.classes))
     notices = list(model.notices) if isinstance(model, OwnModel) else []
     compiled = config.runtime.compile == "on" or (
@@ -151,6 +153,14 @@ def build_server(
         config, accelerated(model, compiled, config.runtime.precision), device
     )
     return Setup(config, info, test, algorithm, device, compiled, tuple(notices))
+
+
+def _check_augment(config: Config, info: DatasetInfo) -> None:
+    """Raises `ConfigError` if vectors are to be changed as images are."""
+    on = [key for key, value in flat(config.algorithm.model_dump()).items() if value is True]
+    for key in on:
+        if info.shape[1:] == (1, 1) and key.endswith("augment"):
+            raise ConfigError(f"{key} must be false: vectors cannot be mirrored or turned")
 
 
 def build_device(config: Config) -> torch.device:

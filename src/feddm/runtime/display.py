@@ -107,7 +107,7 @@ class TextDisplay(Display):
         )
         if config.privacy is not None:
             self._print(introduction(config.privacy))
-        if config.data.validation:
+        if config.data.validation or (config.data.path and config.data.holdout):
             self._print(validation_text(config, len(setup.test or ())))
         self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
         for record in records:
@@ -177,7 +177,8 @@ def clients_text(config: Config, setup: Setup) -> str:
 def validation_text(config: Config, number: int) -> str:
     """Returns a note that accuracies are not measured on the test set."""
     unprotected = ", which are not protected" if config.guaranteed else ""
-    return f"Evaluated on {number:,} held-out training examples{unprotected}."
+    training = "training " if config.data.validation else ""
+    return f"Evaluated on {number:,} held-out {training}examples{unprotected}."
 
 
 def line(record: RoundRecord, rounds: int) -> str:

@@ -41,6 +41,7 @@ def lede(methods: Sequence[Method]) -> str:
     schemes = {
         "iid": "split evenly",
         "classes": "a few classes per client",
+        "given": "clients as the data say",
     }
     splits = (
         schemes.get(config.partition.scheme, f"Dirichlet({config.partition.alpha:g})")
@@ -53,7 +54,9 @@ def lede(methods: Sequence[Method]) -> str:
         for config in configs
     )
     seeds = sorted({run.config.seed for method in methods for run in method.runs})
-    if any(config.data.holdout for config in configs):
+    if any(config.data.holdout and config.data.path for config in configs):
+        judged = "accuracy on held-out examples"
+    elif any(config.data.holdout for config in configs):
         judged = "mean accuracy on the clients' held-out examples"
     elif any(config.data.validation for config in configs):
         judged = "accuracy on held-out training examples"
