@@ -100,6 +100,13 @@ class TestAlgorithm:
         assert "Momentum of the server" in schema(config)
         assert config == resolve(load_toml_text(config.to_toml()))
 
+    def test_its_settings_are_in_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        said = feddm_(capsys, "run", "--algorithm", OWN, "--help")
+        assert "Settings of FedAvgM, as in --set beta=...:" in said
+        assert re.search(r"beta +Momentum of the server; 0 is FedAvg\. \[default: 0\.9\]", said)
+        assert re.search(r"local\.lr +Learning rate\. \[default: 0\.01\]", said)
+        assert "Settings of" not in feddm_(capsys, "run", "--help")
+
     def test_it_runs_in_worker_processes_and_is_resumed(self, tmp_path: Path) -> None:
         settings = {
             key: SETTINGS[key] for key in ("model.width", "model.depth", "local.epochs")

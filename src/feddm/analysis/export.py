@@ -14,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,11 +136,7 @@ def _torchscript(trained: TrainedModel, path: Path) -> None:
 
 
 def _onnx(trained: TrainedModel, path: Path) -> None:
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
+    with warnings.catch_warnings(), _silenced():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Applied(trained).eval(),
@@ -148,6 +147,21 @@ def _onnx(trained: TrainedModel, path: Path) -> None:
             output_names=["logits"],
             dynamic_axes={"x": {0: "n"}, "logits": {0: "n"}},
         )
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Mutes the standard output, to which torch writes from below Python."""
+    sys.stdout.flush()
+    with open(os.devnull, "wb") as nowhere:
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _write_set(synthetic: SyntheticSet, out: Path) -> list[str]:

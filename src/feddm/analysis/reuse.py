@@ -15,6 +15,7 @@ from feddm.data.own import read_examples
 from feddm.data.sources import absolute, read_source
 from feddm.errors import RunDirectoryError
 from feddm.runtime.build import build_dataset, build_model
+from feddm.runtime.client import threads
 from feddm.runtime.model_file import TrainedModel
 from feddm.runtime.run import RunResult
 
@@ -64,7 +65,8 @@ def trained_on(
     made = build_model(model, old.model.shape, len(old.classes))
     params = made.init(generator(seed, "train-on"))
     rng = generator(seed, "train-on", 1)
-    after = train(made, params, run.synthetic.examples, sgd, rng, tick=tick)
+    with threads(1):  # as a client does: the same bits on every machine of a kind
+        after = train(made, params, run.synthetic.examples, sgd, rng, tick=tick)
     return TrainedModel(model, made, after.params, old.classes, old.normalization)
 
 

@@ -33,6 +33,7 @@ from feddm.cli import (
     tune,
     watch,
 )
+from feddm.cli.settings_help import settings_help
 from feddm.core.malloc import keep_freed_memory
 from feddm.errors import FedDMError
 
@@ -100,7 +101,10 @@ def main() -> None:
     # SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if more := settings_help(sys.argv[1:]):
+            print(more)
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()  # the help itself
         sys.exit(error.exit_code)

@@ -235,7 +235,7 @@ def _scale_and_shift(name: str, channels: int) -> dict[str, Tensor]:
 
 
 def _normalize(x: Tensor, params: Tensors, name: str, norm: Norm) -> Tensor:
-    channels = x.shape[1]
+    channels = int(x.shape[1])  # a number, also where torch traces what is computed
     # Instance norm is group norm with one channel per group, which is faster on the CPU.
     groups = channels if norm == "instance" else math.gcd(32, channels)
     return F.group_norm(x, groups, params[f"{name}.weight"], params[f"{name}.bias"])

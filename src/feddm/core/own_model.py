@@ -37,11 +37,13 @@ class OwnModel:
         source: The class, or a function that makes the module.
         shape: Channels, height and width of an example.
         num_classes: Number of classes, and of logits.
+        digest: Of its code, so that an edited file is another model.
     """
 
     source: str
     shape: tuple[int, int, int]
     num_classes: int
+    digest: str = ""
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
         """Returns new random parameters; a module that was given has its own."""

@@ -1,4 +1,4 @@
-"""Hugging Face data sets, on disk or by name: ``--data hf:NAME`` or ``hf:NAME/CONFIG``.
+"""Hugging Face data sets, on disk or by name: ``--data hf:NAME``.
 
 The library is imported only here, and only when it is used. It runs no code of a data set.
 """

@@ -12,7 +12,7 @@ import torch
 
 from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context
 from feddm.algorithms.costs import ClassTable, Work
-from feddm.config.code import is_given, is_reference, label
+from feddm.config.code import is_given, is_reference, label, source_hash
 from feddm.config.registry import find_algorithm
 from feddm.config.resolve import flat
 from feddm.config.schema import (
@@ -333,7 +333,7 @@ def _split(
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> Model:
     """Returns the model for images of a shape."""
     if is_reference(config.name):
-        return OwnModel(config.name, shape, num_classes)
+        return OwnModel(config.name, shape, num_classes, source_hash(config.name) or "")
     if config.name == "mlp":
         return MLP(shape, num_classes, config.width, config.depth)
     if config.name == "resnet18":

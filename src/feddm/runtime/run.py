@@ -268,6 +268,10 @@ def _sources(config: Config) -> dict[str, str]:
     return {key: digest for key, digest in digests.items() if digest is not None}
 
 
+# What names places, which may have changed without changing anything else.
+_PLACES = ("ledger", "data_notes")
+
+
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
     if before.get("data") == ON_NODES != now["data"]:
         raise RunDirectoryError(
@@ -282,7 +286,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
     changed = [
         f"{key} {before[key]} -> {now[key]}"
         for key in now
-        if key != "ledger" and key in before and before[key] != now[key]
+        if key not in _PLACES and key in before and before[key] != now[key]
     ]
     if changed:
         observer.notice(

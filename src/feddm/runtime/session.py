@@ -96,7 +96,9 @@ def _environment(setup: LocalSetup) -> dict[str, Any]:
     With privacy, only the owner of the ledger can compute the fingerprint.
     """
     if setup.vaults is None:
-        return {"data": fingerprint(setup.dataset, setup.shards)}
+        notes = "; ".join(setup.dataset.notices)
+        digest = {"data": fingerprint(setup.dataset, setup.shards)}
+        return {**digest, "data_notes": notes} if notes else digest
     ledger = setup.vaults.ledger
     return {"data": setup.vaults.split, "ledger": str(ledger.folder), "ledger_id": ledger.id}
 

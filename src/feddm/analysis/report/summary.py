@@ -274,9 +274,9 @@ def versions(methods: Sequence[Method]) -> dict[str, str]:
     runs = [run for method in methods for run in method.runs]
     names = dict.fromkeys(name for run in runs for name in run.environment)
     return {
-        {"data": "digest of the data"}.get(name, name): _all_of(
-            run.environment.get(name, "?") for run in runs
-        )
+        {"data": "digest of the data", "data_notes": "what was done to the data"}.get(
+            name, name
+        ): _all_of(run.environment.get(name, "?") for run in runs)
         for name in names
         if name not in hidden
     }
