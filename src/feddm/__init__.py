@@ -12,31 +12,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddm.api import run
+    from feddm.analysis.comparing import Comparison
+    from feddm.api import compare, resume, run
+    from feddm.data.own import OwnData
     from feddm.errors import FedDMError
+    from feddm.runtime.finished import load_run
     from feddm.runtime.model_file import TrainedModel, load_model
-    from feddm.runtime.run import Observer, RunResult, resume
+    from feddm.runtime.run import Observer, RunResult
     from feddm.runtime.synthetic_file import SyntheticSet, load_synthetic
 
 _HOMES = {
+    "Comparison": "feddm.analysis.comparing",
     "FedDMError": "feddm.errors",
     "Observer": "feddm.runtime.run",
+    "OwnData": "feddm.data.own",
     "RunResult": "feddm.runtime.run",
     "SyntheticSet": "feddm.runtime.synthetic_file",
     "TrainedModel": "feddm.runtime.model_file",
+    "compare": "feddm.api",
     "load_model": "feddm.runtime.model_file",
+    "load_run": "feddm.runtime.finished",
     "load_synthetic": "feddm.runtime.synthetic_file",
-    "resume": "feddm.runtime.run",
+    "resume": "feddm.api",
     "run": "feddm.api",
 }
 
 __all__ = [
+    "Comparison",
     "FedDMError",
     "Observer",
+    "OwnData",
     "RunResult",
     "SyntheticSet",
     "TrainedModel",
+    "compare",
     "load_model",
+    "load_run",
     "load_synthetic",
     "resume",
     "run",

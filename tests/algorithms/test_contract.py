@@ -1,29 +1,27 @@
 """What every algorithm keeps to, whatever it does."""
 
-import pickle
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from feddm.algorithms.base import Algorithm, Context, Upload
+from feddm.algorithms.base import Context, LocalResult
 from feddm.algorithms.fedavg import FedAvg, FedAvgSettings
 from feddm.algorithms.local_training import Training
 from feddm.config.registry import algorithm_names
-from feddm.config.resolve import resolve
+from feddm.core.examples import Examples
 from feddm.core.models import ConvNet, num_params
 from feddm.core.seeding import generator
 from feddm.core.tensors import Records, num_floats, to_bytes
 from feddm.core.training import ignore, shuffled_batches
 from feddm.data.datasets import load
-from feddm.data.partition import iid
 from feddm.errors import UploadError
 from feddm.runtime import federation
-from feddm.runtime.build import build
-from feddm.runtime.federation import Federation
 from feddm.runtime.local import InProcess
+from feddm.testing import AlgorithmContract, built
 
 NAMES = algorithm_names()
 BASELINES = ("fedavg", "fedprox", "fednova", "scaffold")
@@ -32,106 +30,53 @@ CASES = [pytest.param(name, {}, id=name) for name in NAMES] + [
     for name in BASELINES
     for bits in (8, 4)
 ]
-SMALL = {
-    "model.width": 4,
-    "model.depth": 2,
-    "synthesis.steps": 2,
-    "synthesis.networks": 2,
-    "server.epochs": 2,
-    "local.batch_size": 16,
-    "mu": 0.1,
-}
 DIGITS = load("digits")
 
 
-def built(name: str, settings: dict[str, Any] | None = None) -> Algorithm:
-    config = resolve(
-        options={"algorithm": name, "clients": 3},
-        settings=SMALL | (settings or {}),
-        shared=True,
-    )
-    return build(config).algorithm
+class Careless(FedAvg):
+    """FedAvg that checks nothing, and changes the examples of its clients."""
+
+    Settings = FedAvgSettings
+
+    def local(self, download: Records, data: Examples, *rest: Any) -> LocalResult:
+        data.x[0] = 0
+        return super().local(download, data, *rest)
+
+    def parse(self, upload: Records, download: Records) -> Records:
+        del download
+        return upload
 
 
-def run(
-    algorithm: Algorithm, rounds: int, start: Federation | None = None, memories: Any = None
-) -> tuple[Federation, dict[int, Records], list[federation.RoundRecord]]:
-    shards = iid(len(DIGITS.train), 3, np.random.default_rng(0))
-    with InProcess(algorithm, DIGITS.train, shards, 1, memories) as engine:
-        done = list(
-            federation.run(
-                algorithm,
-                engine,
-                start or federation.start(algorithm, 0),
-                federation.evaluator_on(algorithm, DIGITS.test),
-                federation.RoundPlan(rounds, clients=3, participation=0.7),
-                lambda stage, fraction: None,
-            )
-        )
-        return done[-1][0], engine.memories, [record for _, record in done]
+CHECKS = sorted(name for name in dir(AlgorithmContract) if name.startswith("test_"))
 
 
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("name", "settings"), CASES)
-class TestEveryAlgorithm:
-    def test_resumed_is_uninterrupted(self, name: str, settings: dict[str, Any]) -> None:
-        algorithm = built(name, settings)
-        whole, memories, _ = run(algorithm, 4)
-        half, remembered, _ = run(algorithm, 2)
-        rest, remembered, _ = run(algorithm, 4, half, remembered)
-        assert to_bytes(rest.state) == to_bytes(whole.state)
-        assert sorted(remembered) == sorted(memories)
-        for client, memory in memories.items():
-            assert to_bytes(remembered[client]) == to_bytes(memory)
+def test_every_algorithm_keeps_the_contract(
+    name: str, settings: dict[str, Any], check: str
+) -> None:
+    class Contract(AlgorithmContract):
+        pass
 
-    def test_pickles_and_compares(self, name: str, settings: dict[str, Any]) -> None:
-        algorithm = built(name, settings)
-        assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-        assert algorithm == built(name, settings)
+    Contract.algorithm, Contract.settings = name, settings
+    getattr(Contract(), check)()
 
-    def test_leaves_its_arguments_unchanged(self, name: str, settings: dict[str, Any]) -> None:
-        algorithm = built(name, settings)
-        state = algorithm.init(algorithm.model.init(generator(0, "t")))
-        before = to_bytes(state)
-        download = algorithm.broadcast(state)
-        data = DIGITS.train.subset(torch.arange(300))
-        pixels = data.x.clone()
-        result = algorithm.local(download, data, {}, generator(0, "c"), ignore)
-        memory = to_bytes(result.memory)
-        algorithm.local(download, data, result.memory, generator(0, "c"), ignore)
-        upload = to_bytes(result.upload)
-        parsed = algorithm.parse(result.upload, download)
-        decoded = to_bytes(parsed)
-        algorithm.aggregate(state, [Upload(0, parsed)], generator(0, "s"), ignore)
-        assert to_bytes(parsed) == decoded
-        assert to_bytes(state) == before
-        assert to_bytes(result.memory) == memory
-        assert to_bytes(result.upload) == upload
-        assert torch.equal(data.x, pixels)
 
-    def test_other_uploads_are_refused(self, name: str, settings: dict[str, Any]) -> None:
-        algorithm = built(name, settings)
-        state = algorithm.init(algorithm.model.init(generator(0, "t")))
-        download = algorithm.broadcast(state)
-        data = DIGITS.train.subset(torch.arange(300))
-        upload = algorithm.local(download, data, {}, generator(0, "c"), ignore).upload
-        algorithm.parse(upload, download)
-        for record, tensors in upload.items():
-            for key, tensor in tensors.items():
-                bad = [torch.zeros(2, 3), tensor.to(torch.float64)]
-                if tensor.is_floating_point():
-                    bad.append(torch.full_like(tensor, torch.nan))
-                for wrong in bad:
-                    changed = {**upload, record: {**tensors, key: wrong}}
-                    with pytest.raises(UploadError):
-                        algorithm.parse(changed, download)
-            for wrong_records in ({}, {**upload, "more": tensors}):
-                with pytest.raises(UploadError):
-                    algorithm.parse(wrong_records, download)
+class TestFedAvgM(AlgorithmContract):
+    """Of somebody's own: the example."""
 
-    def test_it_learns(self, name: str, settings: dict[str, Any]) -> None:
-        enough = {"model.width": 16, "server.epochs": 20, "server.lr": 0.05, "local.lr": 0.05}
-        _, _, records = run(built(name, settings | enough | {"local.epochs": 4}), 4)
-        assert records[-1].accuracy > 0.85
+    algorithm = f"{Path(__file__).parents[2] / 'examples' / 'fedavgm.py'}:FedAvgM"
+    settings: ClassVar = {"beta": 0.5}
+
+
+def test_a_broken_algorithm_does_not_keep_it() -> None:
+    class Forgets(AlgorithmContract):
+        algorithm = Careless
+
+    for check in ("test_other_uploads_are_refused", "test_leaves_its_arguments_unchanged"):
+        with pytest.raises(AssertionError):
+            getattr(Forgets(), check)()
+    Forgets().test_pickles_and_compares()
 
 
 @pytest.mark.parametrize(

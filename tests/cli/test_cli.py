@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 import feddm.cli
 import feddm.runtime.session
 from feddm.analysis.bench import BenchReport, ClientUpdate, Kernel, PeakMemory, Workers
-from feddm.cli.display import HEADER, TextDisplay, line
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
 from feddm.core.formatting import size_text
 from feddm.errors import FedDMError
 from feddm.runtime.build import LocalSetup, build
+from feddm.runtime.display import HEADER, TextDisplay, line
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.results import from_line
 from feddm.runtime.run import execute

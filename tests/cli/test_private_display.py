@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from feddm.cli import app
-from feddm.cli.display import PRIVATE_HEADER
 from feddm.errors import ConfigError
+from feddm.runtime.display import PRIVATE_HEADER
 
 LEAST = [
     *("--clients", "3", "--rounds", "1", "--workers", "1"),

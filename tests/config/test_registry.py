@@ -25,7 +25,7 @@ def forget() -> None:
         mechanism_names,
         registry._loaded,
         registry._installed,
-        resolve.config_type,
+        resolve._config_type,
     ):
         cached.cache_clear()
 

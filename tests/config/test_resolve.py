@@ -37,10 +37,12 @@ def value_at(config: Config, key: str) -> Any:
 EVERY_OPTION: list[tuple[str, str, object]] = [
     ("algorithm", "algorithm.name", "real"),
     ("dataset", "data.name", "mnist"),
+    ("data", "data.path", "somewhere"),
     ("clients", "partition.clients", 17),
     ("alpha", "partition.alpha", 0.07),
     ("rounds", "rounds", 17),
     ("participation", "participation", 0.25),
+    ("model", "model.name", "resnet18"),
     ("width", "model.width", 17),
     ("ipc", "algorithm.images_per_class", 17),
     ("seed", "seed", 17),
@@ -187,7 +189,7 @@ class TestMistakes:
             ),
             (
                 {"model.name": "vgg"},
-                "model.name must be one of convnet, resnet18, got 'vgg'",
+                "model.name must be one of convnet, mlp, resnet18 or FILE.py:NAME, got 'vgg'",
             ),
             (
                 {"synthesis.networks": "frehs"},
@@ -405,8 +407,8 @@ class TestDataOfNodes:
             ("shape", 8, "must be a list of 3"),
             ("examples", -1, "must be a whole number of at least 0, got -1"),
             ("examples", 2.5, "must be a whole number of at least 0, got 2.5"),
-            ("mean", 1.5, "must be a number of at least 0 and at most 1, got 1.5"),
-            ("std", 0, "must be a number above 0, got 0"),
+            ("mean", "a", "must be a number or a list, each a number, got 'a'"),
+            ("std", 0, "must be a number above 0 or a list, each a number above 0, got 0"),
             ("test", 5, "must be a text, got 5"),
         ],
     )
@@ -420,7 +422,7 @@ class TestDataOfNodes:
             resolve(settings={"data.own.class": ["a", "b"]})
         assert str(raised.value) == (
             "unknown key data.own.class (did you mean classes?); known here: "
-            "classes, examples, mean, shape, std, test"
+            "classes, client, examples, fit, group, mean, shape, std, test, values, white"
         )
 
 

@@ -137,6 +137,15 @@ class TestDataOfNodes:
         assert (info.mean, info.std) == ((0.4,) * 3, (0.2,) * 3)
         assert not info.layouts
 
+    def test_there_is_a_constant_for_each_channel(self) -> None:
+        names = ("ill", "well")
+        own = OwnDataConfig(classes=names, shape=(3, 4, 5), mean=(0.1, 0.2, 0.3), std=0.2)
+        assert described(DataConfig(name="lesions", own=own)).mean == (0.1, 0.2, 0.3)
+        for wrong, says in (((0.1, 0.2), "one for each of 3 channels"), (1.5, "at most 1 for")):
+            own = OwnDataConfig(classes=names, shape=(3, 4, 5), mean=wrong)
+            with pytest.raises(DataError, match=says):
+                described(DataConfig(name="lesions", own=own))
+
     def test_without_classes_it_is_a_known_set(self) -> None:
         assert described(DataConfig(name="mnist")) is describe("mnist")
 

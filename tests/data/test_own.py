@@ -1,6 +1,5 @@
 """Your own data: what is read, what is rejected and why."""
 
-import dataclasses
 import pickle
 import zipfile
 from pathlib import Path
@@ -10,22 +9,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddm.config.schema import DataConfig, OwnDataConfig
 from feddm.core.examples import Examples, Normalization
-from feddm.data.catalog import DatasetInfo
 from feddm.data.own import read_own
 from feddm.errors import DataError
 
-INFO = DatasetInfo(
-    name="lesions",
-    classes=("well", "ill"),
-    shape=(1, 2, 3),
-    num_train=0,
-    num_test=0,
-    mean=(0.5,),
-    std=(0.25,),
-    layouts=(),
-)
-COLOR = dataclasses.replace(INFO, shape=(3, 2, 3), mean=(0.5,) * 3, std=(0.25,) * 3)
+
+def asking(*shape: int, **own: Any) -> DataConfig:
+    return DataConfig(
+        name="lesions", own=OwnDataConfig(classes=("well", "ill"), shape=shape, **own)
+    )
+
+
+INFO, COLOR = asking(1, 2, 3), asking(3, 2, 3)
 PIXELS = np.arange(6, dtype=np.uint8).reshape(2, 3)
 
 
@@ -47,7 +43,7 @@ def npz(folder: Path, without: str = "", **parts: Any) -> Path:
     return path
 
 
-def refused(path: Path, info: DatasetInfo = INFO) -> str:
+def refused(path: Path, info: DataConfig = INFO) -> str:
     """Returns why the data are rejected, in one line that names them."""
     with pytest.raises(DataError) as caught:
         read_own(path, info)
@@ -118,10 +114,24 @@ class TestFolders:
             tmp_path
         )
 
-    def test_another_size_is_rejected(self, tmp_path: Path) -> None:
-        draw(tmp_path / "ill/1.png", PIXELS.T)
-        with pytest.raises(DataError, match=r"1\.png has 2 x 3 pixels, but lesions has 3 x 2"):
-            read_own(tmp_path, INFO)
+    def test_another_size_is_made_to_fit(self, tmp_path: Path) -> None:
+        # Each half has one color, and is scaled on its own.
+        draw(tmp_path / "ill/1.png", np.repeat(np.array([[7], [200]], np.uint8), 60, 1))
+        assert read_own(tmp_path, INFO).x.tolist() == [[[[7] * 3, [200] * 3]]]
+
+    def test_how_it_fits_is_a_setting(self, tmp_path: Path) -> None:
+        # As wide as asked for, and twice as high.
+        rows = np.array([[40], [80], [100], [80]], np.uint8)
+        draw(tmp_path / "ill/1.png", np.repeat(rows, 3, 1))
+        cropped = read_own(tmp_path, asking(1, 2, 3, fit="crop")).x[0, 0].tolist()
+        assert cropped == [[80] * 3, [100] * 3]  # the two in the middle
+        stretched = read_own(tmp_path, asking(1, 2, 3)).x[0, 0, :, 0].tolist()
+        assert 40 < stretched[0] < 80 < stretched[1] < 100
+
+    def test_what_is_padded_is_black(self, tmp_path: Path) -> None:
+        draw(tmp_path / "ill/1.png", np.full((4, 3), 200, np.uint8))
+        columns = read_own(tmp_path, asking(1, 2, 3, fit="pad")).x[0, 0].unique(dim=0)
+        assert sorted(columns[0].tolist()) == [0, 200, 200]
 
     def test_grayscale_is_converted_to_color(self, tmp_path: Path) -> None:
         draw(tmp_path / "ill/1.png")
@@ -134,27 +144,47 @@ class TestFolders:
         draw(tmp_path / "ill/1.png", pixels)
         assert read_own(tmp_path, COLOR).x[0, :, 0, 0].tolist() == [1, 2, 3]
 
-    def test_color_is_not_converted_to_grayscale(self, tmp_path: Path) -> None:
-        draw(tmp_path / "ill/1.png", np.zeros((2, 3, 3), np.uint8))
-        with pytest.raises(
-            DataError, match=r"1\.png is not grayscale \(mode RGB\), but lesions is"
-        ):
+    def test_color_is_converted_to_the_brightness_that_eyes_see(self, tmp_path: Path) -> None:
+        draw(tmp_path / "ill/1.png", np.full((2, 3, 3), (255, 0, 0), np.uint8))
+        # 0.299 of white, by ITU-R 601-2.
+        assert read_own(tmp_path, INFO).x.unique().tolist() == [76]
+
+    def test_what_is_transparent_is_black(self, tmp_path: Path) -> None:
+        pixels = np.full((2, 3, 4), 255, np.uint8)
+        pixels[:, 1:, 3] = 0
+        draw(tmp_path / "ill/1.png", pixels)
+        assert read_own(tmp_path, COLOR).x[0, 0, 0].tolist() == [255, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("white", "levels"), [(65535, [0, 16, 255]), (4095, [0, 255, 255])]
+    )
+    @pytest.mark.parametrize("name", ["1.png", "1.tiff"])
+    def test_16_bits_are_scaled_to_8(
+        self, tmp_path: Path, name: str, white: int, levels: list[int]
+    ) -> None:
+        draw(tmp_path / "ill" / name, np.array([[0, 4095, 65535]] * 2, np.uint16))
+        own = read_own(tmp_path, asking(1, 2, 3, white=white))
+        assert own.x[0, 0, 0].tolist() == levels
+
+    def test_floating_point_pixels_are_rejected(self, tmp_path: Path) -> None:
+        draw(tmp_path / "ill/1.tiff", PIXELS.astype(np.float32))
+        with pytest.raises(DataError, match="floating-point numbers; put them into"):
             read_own(tmp_path, INFO)
 
-    @pytest.mark.parametrize("info", [INFO, COLOR])
-    @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-    def test_more_than_8_bits_are_rejected(
-        self, tmp_path: Path, info: DatasetInfo, kind: Any
+    def test_an_image_of_too_many_pixels_is_not_decoded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        draw(tmp_path / "ill/1.tiff", PIXELS.astype(kind) * 100)
-        with pytest.raises(DataError, match="more than 8 bits per channel"):
-            read_own(tmp_path, info)
+        draw(tmp_path / "ill/1.png", np.zeros((40, 40), np.uint8))
+        monkeypatch.setattr("feddm.data.images.MOST_PIXELS", 1000)
+        monkeypatch.setattr(Image.Image, "load", None)  # nobody may call it
+        with pytest.raises(DataError, match="claims 40 x 40 pixels, more than 1,000"):
+            read_own(tmp_path, INFO)
 
     @pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".tif", ".pgm"])
     def test_damaged_images_are_named(self, tmp_path: Path, suffix: str) -> None:
         noise = np.random.default_rng(0).integers(0, 255, (40, 60), np.uint8)
         image = draw(tmp_path / f"ill/1{suffix}", noise)
-        info = dataclasses.replace(COLOR, shape=(3, 40, 60))
+        info = asking(3, 40, 60)
         whole = image.read_bytes()
         for length in range(0, len(whole) - 12, len(whole) // 20):
             image.write_bytes(whole[:length])
@@ -184,7 +214,7 @@ class TestFiles:
     def test_groups_are_read(self, tmp_path: Path) -> None:
         own = read_own(npz(tmp_path, group=np.array([7, 3], np.int16)), INFO)
         assert own.group is not None
-        assert own.group.tolist() == [7, 3]
+        assert own.group.tolist() == [1, 0]  # who it is does not matter
 
     def test_channels_may_be_last(self, tmp_path: Path) -> None:
         x = np.arange(36, dtype=np.uint8).reshape(2, 2, 3, 3)
@@ -196,26 +226,35 @@ class TestFiles:
         ("parts", "says"),
         [
             ({"without": "y"}, "is missing y"),
-            ({"without": "classes"}, "is missing classes"),
-            ({"x": np.zeros((2, 2, 3))}, r"x must be uint8 .*, got float64 of shape (2, 2, 3)"),
+            ({"without": "classes"}, "has an unknown class '0'; the classes of lesions are"),
+            ({"x": np.zeros((2, 2, 3))}, "has numbers, but lesions has pixels"),
             ({"x": np.uint8(3)}, "got uint8 of shape ()"),
-            ({"x": np.zeros((2, 3), np.uint8)}, "got uint8 of shape (2, 3)"),
-            ({"x": np.zeros((0, 2, 3), np.uint8), "y": np.zeros(0, int)}, "has no images"),
+            ({"x": np.zeros((2, 3), np.uint8)}, "has 3 x 1 x 1 (channels x height x width)"),
+            ({"x": np.zeros((0, 2, 3), np.uint8), "y": np.zeros(0, int)}, "has no examples"),
             (
                 {"x": np.zeros((2, 3, 2), np.uint8)},
-                "3 x 2 x 1 (height x width x channels), but",
+                "1 x 3 x 2 (channels x height x width), but",
             ),
-            ({"x": np.zeros((2, 2, 3, 3), np.uint8)}, "2 x 3 x 3 (height x width x channels)"),
-            ({"y": np.array([0, 1, 1])}, "y must be one integer for each of the 2 images"),
+            ({"x": np.zeros((2, 2, 3, 3), np.uint8)}, "3 x 2 x 3 (channels x height x width)"),
+            ({"x": np.full((2, 2, 3), 256)}, "pixels must be from 0 to 255, got 256 to 256"),
+            ({"x": np.full((2, 2, 3), np.nan)}, "x has 12 values that are none"),
+            ({"x": np.full((2, 2, 3), "a")}, "x must be numbers of shape"),
+            ({"y": np.array([0, 1, 1])}, "y must be one whole number or name for each of 2"),
             (
                 {"y": np.array([0.0, 1.0])},
-                "y must be one integer .*, got float64 of shape (2,)",
+                "y must be one whole number .*, got float64 of shape (2,)",
             ),
-            ({"y": np.array([True, False])}, "y must be one integer .*, got bool"),
+            ({"y": np.array([True, False])}, "y must be from 0 to 1, got False to True"),
+            ({"y": np.array(["ill", "fine"])}, "y has 'fine', which is not in classes"),
+            ({"test": np.array([0, 1])}, "test must be true or false, got int64"),
+            ({"client": np.array([1])}, "client must be one for each of 2 examples"),
             ({"y": np.array([0, 2])}, "y must be from 0 to 1, got 0 to 2"),
             ({"y": np.array([-1, 1])}, "y must be from 0 to 1, got -1 to 1"),
-            ({"group": np.array([1])}, "group must be one integer for each of the 2 images"),
-            ({"group": np.array([1.5, 2])}, "group must be one integer"),
+            ({"group": np.array([1])}, "group must be one for each of 2 examples"),
+            (
+                {"group": np.array([1.5, 2])},
+                "group must be whole numbers or names, got float64",
+            ),
             ({"classes": np.array([b"ill", b"well"])}, "classes must be strings, got |S4"),
             ({"classes": np.array([0, 1])}, "classes must be strings, got int64"),
             (
@@ -264,7 +303,7 @@ class TestFiles:
         assert "is not a .npz file" in refused(plain)
         with zipfile.ZipFile(plain, "w") as archive:
             archive.writestr("hello.txt", "hello")
-        assert "is missing classes, x, y" in refused(plain)
+        assert "is missing x, y" in refused(plain)
         (tmp_path / "own.csv").touch()
         assert "neither a folder nor a .npz file" in refused(tmp_path / "own.csv")
         assert "File name too long" in refused(tmp_path / ("x" * 300))

@@ -278,7 +278,7 @@ class TestOwnData:
             node = owner(tmp_path, client)
             assert node.hello(Job(A, config)) == client
             reply, _ = node.work(job)
-            examples = read_own(Path(node.settings.data), info)
+            examples = read_own(Path(node.settings.data), config.data)
             task = Task(client, 1, config.seed, job.download)
             expected, _ = perform(algorithm, task, examples, {}, ignore)
             assert to_bytes(reply.upload) == to_bytes(expected.upload)
@@ -292,7 +292,7 @@ class TestOwnData:
 
     def test_data_from_load(self, tmp_path: Path) -> None:
         config = own_config("fedavg", {"data.name": "own"})
-        examples = read_own(Path(npz(tmp_path / "own.npz")), described(config.data))
+        examples = read_own(Path(npz(tmp_path / "own.npz")), config.data)
         node = Node(Settings(0, tmp_path / "node"), lambda: (examples.x, examples.y))
         file = Node(Settings(0, tmp_path / "node", "own", str(tmp_path / "own.npz")))
         assert same(node.work(first(config))[0], file.work(first(config))[0])

@@ -14,7 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from feddm.cli import app
-from feddm.cli.display import TextDisplay
 from feddm.config.resolve import flat, resolve
 from feddm.config.schema import PrivacySettings
 from feddm.core.metrics import evaluate
@@ -24,6 +23,7 @@ from feddm.privacy.accounting import Released, epsilon
 from feddm.privacy.ledger import run_ledger_root
 from feddm.privacy.noise import Secret
 from feddm.runtime import federation
+from feddm.runtime.display import TextDisplay
 from feddm.runtime.federation import RoundRecord
 from feddm.runtime.run import Observer, RunResult, resume
 from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results

@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from feddm.analysis.leakage import Leakage, measured, verdict
 from feddm.analysis.report.pictures import Split
 from feddm.analysis.report.runs import Run, read_run
+from feddm.config.code import label
 from feddm.core import files
+from feddm.core.examples import Examples
 from feddm.data.datasets import Dataset
+from feddm.data.sources import absolute
 from feddm.errors import ConfigError, RunDirectoryError
 from feddm.runtime.synthetic_file import SyntheticSet, load_synthetic
 from feddm.runtime.wording import summary
@@ -58,23 +62,26 @@ class RunLeakage:
         return about | self.leakage.to_json()
 
 
-def leakage_of(folder: Path, data_dir: Path | None = None) -> RunLeakage:
+def leakage_of(
+    folder: Path, data_dir: Path | None = None, data: str | None = None
+) -> RunLeakage:
     """Returns the leakage of a run.
 
     Args:
         folder: The run directory.
         data_dir: Folder of the data sets, if it has moved.
+        data: Where your own data are, if they have moved.
     """
     run = read_run(folder)
     if not (folder / IMAGES).is_file():
         raise RunDirectoryError(
-            f"{folder} has no {IMAGES}: {run.config.algorithm.name} sends no images, "
+            f"{folder} has no {IMAGES}: {label(run.config.algorithm.name)} sends no images, "
             "or the run has not finished"
         )
     images, config = load_synthetic(folder / IMAGES), run.config
-    if data_dir is not None:
-        data = config.data.model_copy(update={"dir": str(data_dir)})
-        config = config.model_copy(update={"data": data})
+    moved = {"dir": data_dir and str(data_dir), "path": data and absolute(data)}
+    places = {key: value for key, value in moved.items() if value}
+    config = config.model_copy(update={"data": config.data.model_copy(update=places)})
     dataset = Split.of(config, run.fingerprint).dataset
     return RunLeakage(run, images, dataset, measured(images, dataset.train, dataset.test))
 
@@ -95,6 +102,8 @@ def write_leakage(found: RunLeakage, out: Path | None = None) -> Path | None:
     else:
         _write(folder / FIGURES, json.dumps(found.to_json()).encode())
     picture = out or folder / PICTURE
+    if found.images.examples.x.shape[2:] == (1, 1):
+        return None  # vectors are no pictures
     _write(picture, closest_pairs(found))
     return picture
 
@@ -128,10 +137,11 @@ def warning(run: Run) -> str:
 def closest_pairs(found: RunLeakage) -> bytes:
     """Returns a PNG of the closest pairs, next to the nearest held-out images."""
     closest = found.leakage.subset(found.leakage.closest()[:PAIRS])
+    train, test = (_pixels(part) for part in (found.dataset.train, found.dataset.test))
     shown = (
         found.images.pixels()[closest.images],
-        found.dataset.train.x[closest.train.index],
-        found.dataset.test.x[closest.held_out.index],
+        train[closest.train.index],
+        test[closest.held_out.index],
     )
     titles = [
         f"class {closest.classes[label]}, ratio {ratio:.2f}"
@@ -166,6 +176,13 @@ def sheet_of(titles: Sequence[str], shown: Sequence[Tensor]) -> Image.Image:
                 draw.text((at, 0), name, fill="black")
         draw.text((left, top + height), _latin(title), fill="black")
     return sheet
+
+
+def _pixels(examples: Examples) -> Tensor:
+    normalization = examples.normalization
+    if examples.x.dtype == torch.uint8 or normalization is None:
+        return examples.x
+    return normalization.pixels(examples.inputs(examples.x))
 
 
 def _picture(pixels: Tensor) -> Image.Image:

@@ -127,6 +127,7 @@ def _run(cell: Cell, directory: Path, observer: Observer) -> Sequence[RoundRecor
         directory,
         workers=cell.config.runtime.workers,
         data_dir=cell.config.data.dir or None,
+        data=cell.config.data.path or None,
         observer=observer,
     ).records
 
@@ -135,6 +136,7 @@ def _what(config: Config) -> dict[str, Any]:
     """Returns what decides the results: neither the place of the data nor the workers."""
     values = config.model_dump()
     values["data"].pop("dir")
+    values["data"].pop("path")
     values["runtime"].pop("workers")
     if config.privacy is None:
         return values

@@ -28,10 +28,12 @@ from feddm.cli import (
     partition,
     privacy,
     report,
+    reuse,
     run,
     tune,
     watch,
 )
+from feddm.cli.settings_help import settings_help
 from feddm.core.malloc import keep_freed_memory
 from feddm.errors import FedDMError
 
@@ -46,7 +48,7 @@ app = typer.Typer(
     epilog="Start with `feddm run`: it needs no data and takes about a minute.",
 )
 
-RUNNING, LOOKING = "Run", "Inspect"
+RUNNING, LOOKING, USING = "Run", "Inspect", "Use"
 app.command(rich_help_panel=RUNNING, epilog=run.RUN_EXAMPLES)(run.run)
 app.command(rich_help_panel=RUNNING, epilog=run.RESUME_EXAMPLES)(run.resume)
 app.command(rich_help_panel=RUNNING, epilog=compare.EXAMPLES)(compare.compare)
@@ -54,6 +56,9 @@ app.command(rich_help_panel=RUNNING, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=RUNNING, epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command(rich_help_panel=LOOKING, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=LOOKING, epilog=watch.EXAMPLES)(watch.watch)
+app.command(rich_help_panel=USING, epilog=reuse.EXPORT_EXAMPLES)(reuse.export)
+app.command(rich_help_panel=USING, epilog=reuse.EVALUATE_EXAMPLES)(reuse.evaluate)
+app.command("train-on", rich_help_panel=USING, epilog=reuse.TRAIN_EXAMPLES)(reuse.train_on)
 app.command(rich_help_panel=LOOKING, epilog=leak.EXAMPLES)(leak.leak)
 app.command(rich_help_panel=RUNNING, epilog=paper.EXAMPLES)(paper.paper)
 app.command(rich_help_panel=LOOKING, epilog=config.EXAMPLES)(config.config)
@@ -96,7 +101,10 @@ def main() -> None:
     # SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if more := settings_help(sys.argv[1:]):
+            print(more)
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()  # the help itself
         sys.exit(error.exit_code)

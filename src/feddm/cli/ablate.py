@@ -13,11 +13,11 @@ from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
     Out,
     Seeds,
-    check_fair,
     held_out,
     listed_seeds,
     run_study,
 )
+from feddm.config.fair import check_fair
 from feddm.config.resolve import parse_settings
 from feddm.errors import ConfigError
 

@@ -64,7 +64,7 @@ def bench(
     from rich.console import Console
 
     from feddm.analysis.bench import measure
-    from feddm.cli.study_display import print_table
+    from feddm.analysis.study_display import print_table
     from feddm.runtime.results import finite
 
     console = Console(quiet=json)
@@ -167,7 +167,7 @@ def profile(given: options.Given, json: options.Json = False) -> None:
     from rich.console import Console
 
     from feddm.analysis.profiling import profile as profiled
-    from feddm.cli.study_display import print_table
+    from feddm.analysis.study_display import print_table
 
     console = Console(quiet=json)
     with console.status("Running one round"):

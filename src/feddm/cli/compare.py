@@ -12,16 +12,16 @@ import typer
 from feddm.cli import options
 from feddm.cli.report import WriteReport
 from feddm.cli.studies import (
-    Named,
     Out,
     Seeds,
     With,
     algorithm_in,
-    check_fair,
     files_by_name,
     listed_seeds,
     run_study,
 )
+from feddm.config.code import absolute, is_reference, label
+from feddm.config.fair import Named, check_fair
 from feddm.config.registry import algorithm_names
 from feddm.config.resolve import flat
 from feddm.config.schema import Config
@@ -42,6 +42,8 @@ Examples:
 
 - `feddm compare --algorithms feddm,mine --with mine=mine.toml --against feddm`
 
+- `feddm compare --data folder --algorithms feddm,fedavg,fedavgm.py:FedAvgM`
+
 - `feddm compare --algorithms feddm,fedavg --epsilon 4 --ledger new`"""
 
 ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
@@ -51,7 +53,8 @@ ALL = "feddm,fedavg,fedprox,fednova,scaffold,real"
 def compare(
     given: options.Given,
     algorithms: Annotated[
-        str, typer.Option(help="Comma-separated names, also of your own (--with).")
+        str,
+        typer.Option(help="Comma-separated names; your own are FILE.py:NAME, or see --with."),
     ] = ALL,
     seeds: Seeds = "0",
     targets: Annotated[
@@ -78,7 +81,7 @@ def compare(
     never run again. The table goes into the directory as table.md, table.csv and table.json.
     """
     given.refuse("algorithm.name", "--algorithms names them")
-    names = options.listed("--algorithms", algorithms, str, "names")
+    given, names = _with_own(given, options.listed("--algorithms", algorithms, str, "names"))
     accuracies = options.listed("--targets", targets, _share, "numbers from 0 to 1")
     files = files_by_name(with_ or (), names)
     if against is not None and against not in names:
@@ -105,6 +108,16 @@ def compare(
         quiet=quiet,
         json=json,
     )
+
+
+def _with_own(given: options.Given, names: Sequence[str]) -> tuple[options.Given, list[str]]:
+    """Returns what was given with the code behind each name, and short names."""
+    own = {label(name): absolute(name) for name in names if is_reference(name)}
+    short = [label(name) for name in names]
+    for name in short:
+        if short.count(name) > 1:
+            raise ConfigError(f"--algorithms names {name} twice; names must differ")
+    return given.with_code(own), short
 
 
 def _draw(results: Results, rows: Sequence[Row], figure: Path) -> str:
@@ -160,6 +173,9 @@ def _variant(
     """Returns the configuration of a name: an algorithm's, or one that its file describes."""
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
         raise ConfigError(f"a name has letters, digits, '.', '_' and '-' only, got {name!r}")
+    if name in given.code:
+        algorithm = given.code[name]
+        return given.resolved(file, shared=shared, algorithm=algorithm, seed=seed)
     if name in algorithm_names():
         return given.resolved(file, shared=shared, algorithm=name, seed=seed)
     if file is None or not algorithm_in(file):

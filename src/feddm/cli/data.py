@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as json_
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from feddm.cli import options
 from feddm.data.catalog import DATASETS, describe
-from feddm.errors import DataError
+from feddm.errors import ConfigError, DataError
 
 EXAMPLES = """\
 Examples:
@@ -17,6 +18,13 @@ Examples:
 - `feddm data list`
 
 - `feddm data fetch mnist --data-dir data`"""
+
+CHECK_EXAMPLES = """\
+Examples:
+
+- `feddm data check mnist`
+
+- `feddm data check scans --out sheet.png`"""
 
 app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
 
@@ -117,9 +125,26 @@ def fetch(name: Name, data_dir: options.DataDir = None, quiet: options.Quiet = F
     console.print(f"{name} is in {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: `feddm data check mnist`")
-def check(names: Names = None, data_dir: options.DataDir = None) -> None:
-    """Verify the files of data sets against their checksums."""
+@app.command(epilog=CHECK_EXAMPLES)
+def check(
+    names: Names = None,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG with images of each class of your own data.")
+    ] = None,
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """Verify data sets against their checksums, or look at your own data.
+
+    For data of your own, name their folder or file: you see how many examples there are of
+    what, what cannot be read, and what a run would make of it.
+    """
+    own = [name for name in names or () if name not in DATASETS and _is_own(name)]
+    if own:
+        if len(own) < len(names or ()) or (out is not None and len(own) > 1):
+            raise ConfigError("your own data are checked one at a time: name one path")
+        _check_own(own[0], out, json)
+        return
     from feddm.data.datasets import check_dataset, locate
 
     chosen = [describe(name) for name in names or ()]
@@ -133,6 +158,46 @@ def check(names: Names = None, data_dir: options.DataDir = None) -> None:
     if damaged:
         more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise DataError(f"{damaged[0]}{more}")
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith("hf:") or "/" in name or "." in name or Path(name).exists()
+
+
+def _check_own(path: str, out: Path | None, json: bool) -> None:
+    from feddm.data.check import check_own, contact_sheet
+    from feddm.data.sources import absolute
+
+    found = check_own(absolute(path))
+    data, sheet = found.data, contact_sheet(found.data)
+    if out is not None:
+        if sheet is None:
+            raise ConfigError("--out cannot show these data: they are no images")
+        sheet.save(out, "PNG")
+    if json:
+        about = {
+            "examples": len(data),
+            "shape": list(data.shape),
+            "counts": found.counts,
+            "broken": {str(each.path): each.reason for each in data.broken},
+        }
+        print(json_.dumps(about, indent=2))
+        return
+    what = "vectors" if data.shape[1:] == (1, 1) else "images"
+    number = len(data.broken)
+    bad = f", {number} file{'s' * (number != 1)} that cannot be read" if number else ""
+    print(f"{len(data):,} {what}{bad}")
+    for title, counts in found.counts.items():
+        for name, count in counts.items():
+            print(f"{title:<8} {name:<24} {count:>8,}")
+    for each in data.broken:
+        print(f"broken   {each.path} {each.reason}")
+    shape = " x ".join(map(str, data.shape))
+    print(f"A run takes them as {shape} (channels x height x width).")
+    if data.converted:
+        print(f"{data.converted}.")
+    if out is not None:
+        print(f"Some of each class: {out}")
 
 
 def _state(problem: str | None) -> str:

@@ -12,12 +12,13 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.report import WriteReport, report_at_end
+from feddm.config.code import label
 from feddm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from feddm.cli.display import Display
     from feddm.flower.loopback import Loopback
     from feddm.runtime.build import Setup
+    from feddm.runtime.display import Display
 
 EXAMPLES = """\
 Examples:
@@ -118,7 +119,7 @@ def node(
 
 
 @app.command(epilog=UP_EXAMPLES)
-@options.configured(without=("workers", "ledger", "data_dir"))
+@options.configured(without=("workers", "ledger", "data", "data_dir"))
 def up(
     given: options.Given,
     out: Annotated[
@@ -160,7 +161,7 @@ def up(
     if out is not None:
         check_free(out)
     directory = out or next_free(
-        Path("runs"), f"flower-{config.algorithm.name}-{config.data.name}"
+        Path("runs"), f"flower-{label(config.algorithm.name)}-{config.data.name}"
     )
     try:
         with (

@@ -33,6 +33,7 @@ def leak(
         Path | None, typer.Option(help="PNG of the closest pairs. Default: leak.png in RUN.")
     ] = None,
     data_dir: options.DataDir = None,
+    data: options.Data = None,
     json: options.Json = False,
 ) -> None:
     """Look for copies of training images among the synthetic images of a run.
@@ -44,14 +45,18 @@ def leak(
     from feddm.analysis.leak_files import check_out, leakage_of, write_leakage
 
     check_out(out)
-    found = leakage_of(run, data_dir)
+    found = leakage_of(run, data_dir, data)
     picture = write_leakage(found, out)
     if json:
         print(json_.dumps(found.to_json()))
         return
     _show(found.leakage, found.run)
     if picture is None:
-        _say("No file was written to this private run; --out draws the pairs elsewhere.")
+        _say(
+            "No file was written to this private run; --out draws the pairs elsewhere."
+            if found.run.config.guaranteed
+            else "Vectors are not drawn; the figures are in leak.json."
+        )
     else:
         print(f"Closest pairs: {picture}")
 

@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from feddm.config.code import FORM
 from feddm.config.registry import algorithm_names, mechanism_names
 from feddm.config.resolve import OPTIONS, load_toml, parse_settings, qualified, resolve
 from feddm.config.schema import Config, GuaranteedSettings, Section
-from feddm.data.catalog import described
+from feddm.data.catalog import check_folder_used, described
+from feddm.data.facts import named_data
 from feddm.errors import ConfigError
 
 Workers = Annotated[
@@ -27,6 +29,12 @@ Workers = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the data sets; else FEDDM_DATA, else the cache folder."),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", help="Your own data: an image folder, a .npz file, or hf:NAME."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Show JSON, for other programs.")]
@@ -51,13 +59,16 @@ CONFIGURATION: dict[str, Any] = {
         typer.Argument(metavar="[CONFIG]", help="A TOML file; `feddm config` makes one."),
     ],
     "algorithm": Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(algorithm_names())}.")
+        str | None,
+        typer.Option(help=f"One of {', '.join(algorithm_names())}, or your own: {FORM}."),
     ],
     "dataset": _option("dataset", str),
+    "data": Data,
     "clients": _option("clients", int),
     "alpha": _option("alpha", float),
     "rounds": _option("rounds", int),
     "participation": _option("participation", float),
+    "model": _option("model", str),
     "width": _option("width", int),
     "ipc": Annotated[int | None, typer.Option(help="Images sent per class.")],
     "seed": _option("seed", int),
@@ -94,6 +105,8 @@ class Given:
     preset: str | None
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
+    facts: Mapping[str, Any] | None = None  # about your own data
+    code: Mapping[str, str] = field(default_factory=dict)  # algorithms of your own, by name
 
     def with_preset(self, preset: str) -> Given:
         """Returns the same with another ``--preset``."""
@@ -102,6 +115,10 @@ class Given:
     def with_settings(self, settings: Mapping[str, Any]) -> Given:
         """Returns the same with more ``--set``."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
+
+    def with_code(self, code: Mapping[str, str]) -> Given:
+        """Returns the same with algorithms of your own, by their short names."""
+        return dataclasses.replace(self, code=code)
 
     def keys(self) -> set[str]:
         """Returns the full keys that options and ``--set`` give."""
@@ -130,8 +147,10 @@ class Given:
             self.settings,
             special=special,
             shared=shared,
+            facts=self.facts,
         )
         described(config.data)  # a name that does not exist is told before anything slow
+        check_folder_used(config.data, self.options.get("data_dir"))
         return config
 
 
@@ -171,11 +190,13 @@ def _given(
     preset: str | None = None,
     settings: list[str] | None = None,
     workers: str | None = None,
+    data: str | None = None,
     data_dir: Path | None = None,
     ledger: str | None = None,
     **options: Any,
 ) -> Given:
     assert set(options) <= set(OPTIONS)
+    chosen = parse_settings(settings or ())
     if workers is not None:
         options["workers"] = number_of_workers(workers)
     if data_dir is not None:
@@ -183,7 +204,8 @@ def _given(
     if ledger is not None:
         options["ledger"] = ledger if ledger == "new" else str(Path(ledger).absolute())
     file = None if config is None else load_toml(config)
-    return Given(file, preset, options, parse_settings(settings or ()))
+    options["data"], facts = named_data(data, file, chosen)
+    return Given(file, preset, options, chosen, facts)
 
 
 def number_of_workers(text: str) -> int | Literal["auto"]:

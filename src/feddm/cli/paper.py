@@ -93,7 +93,7 @@ def paper(
 
     from feddm.analysis.figures import check_figures
     from feddm.analysis.studies import StudyObserver
-    from feddm.cli.study_display import StudyDisplay
+    from feddm.analysis.study_display import StudyDisplay
     from feddm.paper.making import Plan, make
 
     check_figures()
@@ -155,7 +155,7 @@ def _announce(console: Console, plan: Plan, cells: list[Cell]) -> None:
 
 
 def _show(console: Console, made: Made, study: Path) -> None:
-    from feddm.cli.study_display import print_table
+    from feddm.analysis.study_display import print_table
 
     table = made.table
     parts = {line[0] for line in table.lines} if not table.titles[0] else set()

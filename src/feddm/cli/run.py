@@ -13,10 +13,11 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.report import WriteReport, report_at_end
+from feddm.config.code import FORM, absolute, label
 from feddm.errors import FedDMError
 
 if TYPE_CHECKING:
-    from feddm.cli.display import Display
+    from feddm.runtime.display import Display
     from feddm.runtime.run import Observer
 
 Log = Annotated[
@@ -56,7 +57,9 @@ def run(
     from feddm.runtime.run import execute
     from feddm.runtime.rundir import next_free
 
-    directory = out or next_free(Path("runs"), f"{config.algorithm.name}-{config.data.name}")
+    directory = out or next_free(
+        Path("runs"), f"{label(config.algorithm.name)}-{config.data.name}"
+    )
     try:
         with shown(directory, quiet, json) as display:
             observer = _logged(log, directory, display)
@@ -74,6 +77,13 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Its run directory.")],
     workers: options.Workers = None,
     data_dir: options.DataDir = None,
+    data: options.Data = None,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar=FORM, help="An algorithm of your own that moved.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar=FORM, help="A model of your own that moved.")
+    ] = None,
     report: WriteReport = True,
     log: Log = None,
     quiet: options.Quiet = False,
@@ -89,7 +99,15 @@ def resume(
 
     with shown(directory, quiet, json) as display:
         observer = _logged(log, directory, display)
-        result = runtime.resume(directory, workers=number, data_dir=data_dir, observer=observer)
+        moved = {"algorithm": algorithm, "model": model}
+        result = runtime.resume(
+            directory,
+            workers=number,
+            data_dir=data_dir,
+            data=data,
+            code={key: absolute(name) for key, name in moved.items() if name is not None},
+            observer=observer,
+        )
         display.finished(result.records, directory)
         if report:
             report_at_end(directory, display)
@@ -118,7 +136,7 @@ def shown(
     """
     from rich.console import Console
 
-    from feddm.cli.display import Display, JsonDisplay, TextDisplay
+    from feddm.runtime.display import Display, JsonDisplay, TextDisplay
 
     display = Display() if quiet else JsonDisplay() if json else TextDisplay(Console())
     try:

@@ -11,17 +11,15 @@ import typer
 
 from feddm.cli import options
 from feddm.cli.report import report_at_end
+from feddm.config.fair import Named, check_ledgers, check_seeds
 from feddm.config.registry import algorithm_names
 from feddm.config.resolve import load_toml, tables
-from feddm.config.schema import Config
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
     from feddm.analysis.tables import Curve, Row
 
     Results = Mapping[str, Sequence[Curve]]  # the records of each name and seed
-
-Named = tuple[str, int, Config]  # name, seed and configuration of a run
 
 Out = Annotated[
     Path | None, typer.Option(help="Directory of the study, new or to be continued.")
@@ -67,51 +65,6 @@ def held_out(given: options.Given, validation: float) -> options.Given:
     return given.with_settings({"data.validation": validation})
 
 
-def check_fair(configs: Sequence[Named]) -> None:
-    """Raises `ConfigError` unless all are about the same data, clients and model."""
-    first, _, base = configs[0]
-    for name, _, config in configs:
-        for key in ("data", "partition", "model", "rounds", "participation"):
-            if getattr(config, key) != getattr(base, key):
-                raise ConfigError(
-                    f"{name} and {first} differ in {key}, so comparing them would say nothing"
-                )
-
-
-def check_seeds(configs: Sequence[Named]) -> None:
-    """Raises `ConfigError` if a setting replaces the seed of a run."""
-    for _, seed, config in configs:
-        if config.seed != seed:
-            raise ConfigError(
-                f"seed cannot be set to {config.seed}: --seeds says which there are"
-            )
-
-
-def check_ledgers(configs: Sequence[Named]) -> None:
-    """Raises `ConfigError` unless it was said where private runs of a study are accounted.
-
-    By default all runs on a data set share a ledger, which is right for data that are used in
-    earnest, and never what somebody wants who compares settings.
-    """
-    private = [
-        config.privacy
-        for _, _, config in configs
-        if config.privacy is not None and config.privacy.guaranteed
-    ]
-    if not all(privacy.ledger for privacy in private):
-        raise ConfigError(
-            f"{len(private)} private runs on one data set would share one budget, and "
-            "choosing by their results is not covered by it; with public data, --ledger new "
-            "gives each run a ledger of its own"
-        )
-    budgets = [privacy for privacy in private if privacy.budget and privacy.ledger != "new"]
-    if len(budgets) > 1 and len({privacy.ledger for privacy in budgets}) < len(budgets):
-        raise ConfigError(
-            f"the first of {len(budgets)} runs would spend the whole budget of --ledger "
-            f"{budgets[0].ledger}, which all share; --ledger new gives each run its own"
-        )
-
-
 def command() -> list[str]:
     """Returns the command as it was typed."""
     return ["feddm", *sys.argv[1:]]
@@ -147,8 +100,8 @@ def run_study(
     from rich.console import Console
 
     from feddm.analysis.studies import Cell, run_cells, write_results
+    from feddm.analysis.study_display import StudyDisplay
     from feddm.analysis.tables import to_json
-    from feddm.cli.study_display import StudyDisplay
     from feddm.runtime.rundir import next_free
 
     cells = [Cell(*named) for named in configs]

@@ -17,6 +17,7 @@ from feddm.cli.studies import (
     listed_seeds,
     run_study,
 )
+from feddm.config.code import label
 from feddm.config.resolve import flat, qualified, toml_value
 from feddm.config.schema import Config
 from feddm.errors import ConfigError
@@ -87,7 +88,7 @@ def tune(
     ]
     run_study(
         configs,
-        f"tune-{base.algorithm.name}",
+        f"tune-{label(base.algorithm.name)}",
         out,
         lambda results: _best_first(summarize(results, ())),
         then=lambda results, rows, study: _keep_best(rows, tried, base.algorithm.name, study),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from feddm.cli.curve import curve
+from feddm.config.code import label
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +110,7 @@ class WatchedRun:
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
-        from feddm.cli.display import HEADER, PRIVATE_HEADER, line
+        from feddm.runtime.display import HEADER, PRIVATE_HEADER, line
 
         config, records = self.config, self.opened.records()
         chart = chart_of(config, records, console)
@@ -117,7 +118,7 @@ class WatchedRun:
         if console.is_terminal:
             rows = rows[-max(console.height - len(chart) - 5, 3) :]
         text = Text()
-        text.append(f"{config.algorithm.name} on {config.data.name}, seed {config.seed}")
+        text.append(f"{label(config.algorithm.name)} on {config.data.name}, seed {config.seed}")
         text.append(f": {len(records)} of {config.rounds} rounds\n")
         private = config.privacy is not None
         text.append(f"{PRIVATE_HEADER if private else HEADER}\n", style="bold")
@@ -158,8 +159,8 @@ class Study:
     def view(self, console: Console) -> Text:
         from rich.text import Text
 
+        from feddm.analysis.study_display import table_text
         from feddm.analysis.tables import Table
-        from feddm.cli.study_display import table_text
         from feddm.core.formatting import percent
         from feddm.runtime.wording import epsilon_cell
 

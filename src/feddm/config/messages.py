@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from feddm.config.code import FORM
 from feddm.config.registry import algorithm_names, find_algorithm
 from feddm.errors import ConfigError
 
@@ -131,6 +133,8 @@ def _allowed(root: type[BaseModel], path: list[str]) -> str:
 def _words(rule: Mapping[str, Any]) -> str:
     if "const" in rule:
         return str(rule["const"])
+    if "pattern" in rule:
+        return FORM
     if "enum" in rule:
         return "one of " + ", ".join(map(str, rule["enum"]))
     kind = {
@@ -164,3 +168,27 @@ def _value_at(values: Any, path: list[str]) -> Any:
     for part in path:
         values = values.get(part) if isinstance(values, Mapping) else None
     return values
+
+
+def as_python(text: str, arguments: Iterable[str]) -> str:
+    """Returns an error with the arguments of a function for the options of the command line.
+
+    Args:
+        text: The error, as the command line shows it.
+        arguments: What the function can be given.
+
+    >>> as_python("--data-dir does nothing; give --set server.lr=1", ["data_dir", "set"])
+    "data_dir does nothing; give set={'server.lr': 1}"
+    >>> as_python("continue with `feddm resume runs/a`", [])
+    "continue with `feddm.resume('runs/a')`"
+    """
+    known = set(arguments)
+
+    def argument(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return name if name in known else match[0]
+
+    text = re.sub(r"--set ([\w.]+)=([^\s,;)]+)", r"set={'\1': \2}", text)
+    text = re.sub(r"--ledger new\b", "ledger='new'", text)
+    text = re.sub(r"`feddm resume ([^`]+)`", r"`feddm.resume('\1')`", text)
+    return re.sub(r"--([a-z][a-z-]*)", argument, text)

@@ -14,6 +14,7 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
+from feddm.config import code
 from feddm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,12 +67,25 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def find_algorithm(name: str) -> type[AlgorithmType]:
-    """Returns the class of the algorithm with this name."""
+    """Returns the class of the algorithm with this name, which may be code of your own."""
+    if code.is_reference(name):
+        return _own(name)
     if name not in algorithm_names():
         raise ConfigError(
-            f"algorithm must be one of {', '.join(algorithm_names())}, got {name!r}"
+            f"algorithm must be one of {', '.join(algorithm_names())} or {code.FORM}, got "
+            f"{name!r}"
         )
     found: type[AlgorithmType] = _loaded("feddm.algorithms", name, "settings_type")
+    return found
+
+
+def _own(reference: str) -> type[AlgorithmType]:
+    found = code.load(reference)
+    if not isinstance(found, type) or not hasattr(found, "settings_type"):
+        raise ConfigError(
+            f"{reference} is no algorithm: it must be a class below ConfiguredAlgorithm, as "
+            "FedAvg is"
+        )
     return found
 
 

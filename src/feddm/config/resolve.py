@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from feddm.config.code import absolute, is_reference
 from feddm.config.messages import section_of, sentence
 from feddm.config.presets import PRESETS, merged, preset_values
 from feddm.config.registry import AlgorithmType, find_algorithm, find_mechanism
@@ -26,11 +27,13 @@ from feddm.errors import ConfigError, UnfitAlgorithmError
 OPTIONS = {
     "algorithm": "algorithm.name",
     "dataset": "data.name",
+    "data": "data.path",
     "clients": "partition.clients",
     "alpha": "partition.alpha",
     "rounds": "rounds",
     "participation": "participation",
     "width": "model.width",
+    "model": "model.name",
     "ipc": "algorithm.images_per_class",
     "seed": "seed",
     "workers": "runtime.workers",
@@ -42,6 +45,9 @@ OPTIONS = {
     "delta": "privacy.delta",
     "ledger": "privacy.ledger",
 }
+
+# Keys that may name code of your own.
+CODE = {"algorithm", "algorithm.name", "model.name"}
 
 # Tables of the flat form that earlier versions wrote.
 _FLAT = ("synthesis", "server", "local")
@@ -57,6 +63,7 @@ def resolve(
     *,
     special: Values | None = None,
     shared: bool = False,
+    facts: Values | None = None,
 ) -> Config:
     """Returns the complete configuration.
 
@@ -71,13 +78,17 @@ def resolve(
         special: Values of a file for one run of several; over ``--preset``, under options.
         shared: Whether options and settings are for several algorithms, so that each takes what
             it has.
+        facts: Values that follow from your own data; over presets, under all that is said.
     """
     chosen = {OPTIONS[name]: each for name, each in (options or {}).items() if each is not None}
     chosen |= settings or {}
+    for key in CODE & set(chosen):
+        chosen[key] = absolute(chosen[key])
     line = nested({qualified(key): value for key, value in chosen.items()})
-    file, special = tables(file or {}), tables(special or {})
+    file, special = (_absolute(tables(values or {})) for values in (file, special))
     over = merged(special, line)
-    given = merged(file, over)
+    said = merged(file, over)
+    given = merged(facts or {}, said)
 
     name = over.get("preset", given.get("preset", "quick") if preset is None else preset)
     if name not in PRESETS:
@@ -97,27 +108,48 @@ def resolve(
         least["privacy"] = {"mechanism": mechanism}
     under = _preset(name, dataset, _text(given, "model", "name", ""), kind, least)
     # A preset that is given beside a file lies over it; one inside the file lies under it.
-    values = merged(merged(file, under) if preset else merged(under, file), over)
+    values = merged(file, under) if preset else merged(under, file)
+    if facts:
+        open_ = flat(public_facts(facts, said) if mechanism else facts)
+        told = {qualified(key) for key in flat(file)}
+        unsaid = {key: value for key, value in open_.items() if key not in told}
+        values = merged(values, nested(unsaid))
+    values = merged(values, over)
     if mechanism is None:
         values.pop("privacy", None)
     return _validated(kind, merged(values, {**least, "preset": name}))
 
 
-def written(values: Values) -> Config:
+def written(values: Values, *, run_code: bool = True) -> Config:
     """Returns the configuration that a run wrote down, perhaps with an earlier version.
 
     All settings were written. One that is missing did not exist yet, and has its default, which
     is the paper's, whatever the run's preset says about it today.
+
+    Args:
+        values: What was written.
+        run_code: Whether an algorithm of your own is loaded, which runs its code. Without it
+            its settings are taken as they are written, which is enough to show them.
     """
     values = tables(values)
     algorithm = _text(values, "algorithm", "name", "feddm")
+    if is_reference(algorithm) and not run_code:
+        # Which mechanism it has was written down, too, and so does not depend on the algorithm.
+        mechanism = _mechanism({}, values, find_algorithm("feddm"))
+        return _validated(_shown_type(mechanism), values)
     mechanism = _mechanism({}, values, find_algorithm(algorithm))
     return _validated(config_type(algorithm, mechanism), values)
 
 
-@functools.cache
 def config_type(algorithm: str, mechanism: str | None) -> type[Config]:
     """Returns the configuration's type for an algorithm under a mechanism, or without one."""
+    if is_reference(algorithm):  # code of your own may have changed since
+        return _config_type.__wrapped__(algorithm, mechanism)
+    return _config_type(algorithm, mechanism)
+
+
+@functools.cache
+def _config_type(algorithm: str, mechanism: str | None) -> type[Config]:
     privacy: Any = (None, None) if mechanism is None else (find_mechanism(mechanism), ...)
     settings = find_algorithm(algorithm).settings_type(mechanism)
     return create_model(
@@ -127,6 +159,17 @@ def config_type(algorithm: str, mechanism: str | None) -> type[Config]:
         algorithm=(settings, ...),
         privacy=privacy,
     )
+
+
+@functools.cache
+def _shown_type(mechanism: str | None) -> type[Config]:
+    """Returns the type of a configuration whose algorithm's settings nobody checks."""
+
+    class Shown(AlgorithmSettings):
+        model_config = ConfigDict(extra="allow")
+
+    privacy: Any = (None, None) if mechanism is None else (find_mechanism(mechanism), ...)
+    return create_model("Config", __base__=Config, algorithm=(Shown, ...), privacy=privacy)
 
 
 def schema(config: Config) -> str:
@@ -165,6 +208,15 @@ def tables(values: Values) -> dict[str, Any]:
     return dict(values)
 
 
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns values with the same code of your own, wherever they are used."""
+    for section in ("algorithm", "model"):
+        there = values.get(section)
+        if isinstance(there, Mapping) and "name" in there:
+            values = values | {section: {**there, "name": absolute(there["name"])}}
+    return values
+
+
 def _mechanism(file: Values, over: Values, algorithm: type[AlgorithmType]) -> str | None:
     """Returns the mechanism: the last that was named, or the usual one if there is a budget.
 
@@ -194,6 +246,23 @@ def _mechanism(file: Values, over: Values, algorithm: type[AlgorithmType]) -> st
             "--epsilon or --privacy"
         )
     return None
+
+
+def public_facts(facts: Values, said: Values) -> dict[str, Any]:
+    """Returns what follows from your own data without what would tell about single examples.
+
+    Raises:
+        ConfigError: If that is needed and was not said.
+    """
+    own = facts["data"]["own"]
+    if "mean" in own and not {"mean", "std"} <= set(said.get("data", {}).get("own", {})):
+        raise ConfigError(
+            "data.own.mean and data.own.std are missing: under privacy they are public "
+            "constants, because what is computed from the data would tell about them"
+        )
+    hidden = ("examples", "mean", "std")
+    open_ = {key: value for key, value in own.items() if key not in hidden}
+    return {**facts, "data": {**facts["data"], "own": open_}}
 
 
 def _privacy(values: Values) -> Values:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Reference = Annotated[str, Field(pattern=".:.")]  # code of your own; see `config.code`
 Values = Mapping[str, Any]
 
 
@@ -32,7 +33,7 @@ class Section(BaseModel):
 
 
 class OwnDataConfig(Section):
-    """What is known of data that only nodes have, each its own; see docs/flower.md."""
+    """What is known of your own data; see docs/own.md, and docs/flower.md for nodes."""
 
     classes: tuple[str, ...] = Field(
         (), strict=False, description="Names of the classes; none: a known data set."
@@ -43,15 +44,26 @@ class OwnDataConfig(Section):
     examples: NonNegativeInt = Field(
         0, description="About how many examples all nodes have; public, needed for privacy."
     )
-    mean: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.5, description="Mean subtracted from each pixel, after scaling to [0, 1]."
+    values: Literal["pixels", "numbers"] = Field(
+        "pixels", description="pixels: from 0 to 255; numbers: any, as in tables."
     )
-    std: PositiveFloat = Field(
-        0.25, description="Standard deviation that each pixel is then divided by."
+    mean: float | Annotated[tuple[float, ...], Field(strict=False)] = Field(
+        0.5,
+        description="Mean subtracted from each pixel after scaling to [0, 1], or from each "
+        "number; one per channel, or one for all.",
     )
-    test: str = Field(
-        "", description="The server's test set, if any: an image folder or a .npz file."
+    std: PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = Field(
+        0.25, description="Standard deviation that is then divided by."
     )
+    fit: Literal["stretch", "crop", "pad"] = Field(
+        "stretch", description="How an image of another size is made to fit."
+    )
+    white: PositiveInt = Field(
+        65535, description="Largest value of 16-bit images; 4095 if they have 12 bits."
+    )
+    group: str = Field("group", description="Array or column that says whom it is about.")
+    client: str = Field("client", description="Array or column that says who has it.")
+    test: str = Field("", description="A test set of its own: an image folder or a .npz file.")
 
 
 class DataConfig(Section):
@@ -59,6 +71,9 @@ class DataConfig(Section):
 
     name: str = Field("digits", description="Name of the data set; see `feddm data list`.")
     dir: str = Field("", description="Its folder; default: FEDDM_DATA or the cache folder.")
+    path: str = Field(
+        "", description="Your own data: an image folder, a .npz file, or hf:NAME."
+    )
     validation: Fraction = Field(
         0.0,
         description="Share of the training examples to hold out and evaluate on instead of the "
@@ -66,8 +81,8 @@ class DataConfig(Section):
     )
     holdout: Fraction = Field(
         0.0,
-        description="Share of its examples that each node holds out to evaluate the model; 0: "
-        "the server has a test set.",
+        description="Share of its own examples that a client holds out to evaluate the model; "
+        "0: there is a test set.",
     )
     own: OwnDataConfig = OwnDataConfig()
 
@@ -75,9 +90,10 @@ class DataConfig(Section):
 class PartitionConfig(Section):
     """How the training set is split over clients."""
 
-    scheme: Literal["dirichlet", "dirichlet-plain", "iid", "classes"] = Field(
+    scheme: Literal["dirichlet", "dirichlet-plain", "iid", "classes", "given"] = Field(
         "dirichlet",
-        description="dirichlet: balanced as in NIID-Bench; dirichlet-plain: not balanced.",
+        description="dirichlet: balanced as in NIID-Bench; dirichlet-plain: not balanced; "
+        "given: as your own data say.",
     )
     clients: PositiveInt = Field(10, description="Number of clients.")
     alpha: PositiveFloat = Field(0.5, description="Dirichlet concentration; small is skewed.")
@@ -90,9 +106,13 @@ class PartitionConfig(Section):
 class ModelConfig(Section):
     """The model."""
 
-    name: Literal["convnet", "resnet18"] = Field("convnet", description="Architecture.")
-    width: PositiveInt = Field(128, description="Channels of the ConvNet.")
-    depth: Annotated[int, Field(ge=1, le=6)] = Field(3, description="Blocks of the ConvNet.")
+    name: Literal["convnet", "mlp", "resnet18"] | Reference = Field(
+        "convnet", description="Architecture, or code of your own: FILE.py:NAME."
+    )
+    width: PositiveInt = Field(128, description="Channels of the ConvNet, units of the MLP.")
+    depth: Annotated[int, Field(ge=1, le=6)] = Field(
+        3, description="Blocks of the ConvNet, layers of the MLP."
+    )
     norm: Literal["instance", "group"] = Field("instance", description="Normalization layers.")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,16 +12,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(pixels / 255 - mean) / std`` per channel; the constants are public."""
+    """``(x / scale - mean) / std`` per channel; the constants are public.
+
+    Pixels have the scale 255, and numbers that are no pixels have 1.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    scale: float = 255.0
 
     def inputs(self, pixels: Tensor) -> Tensor:
-        """Returns the model inputs for uint8 pixels of shape (n, channels, height, width)."""
+        """Returns the model inputs for stored values of shape (n, channels, height, width)."""
         mean, std = self._columns()
         mean, std = mean.to(pixels.device), std.to(pixels.device)
-        return torch.addcmul(-mean / std, pixels.float(), 1 / (255 * std))
+        return torch.addcmul(-mean / std, pixels.float(), 1 / (self.scale * std))
+
+    def stored(self, inputs: Tensor) -> Tensor:
+        """Returns the values before normalization: uint8 pixels, or numbers."""
+        if self.scale == 255.0:
+            return self.pixels(inputs)
+        mean, std = self._columns()
+        return (inputs * std + mean) * self.scale
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """Returns the nearest uint8 pixels; inverts `inputs` exactly for images.
@@ -35,6 +47,17 @@ class Normalization:
 
     def _columns(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+
+
+def scale_of(normalization: Normalization) -> dict[str, float]:
+    """Returns the scale for a file's description, which is about pixels unless it has one."""
+    return {} if normalization.scale == 255.0 else {"scale": normalization.scale}
+
+
+def normalization_in(about: Mapping[str, Any]) -> Normalization:
+    """Returns the normalization in the description of a file."""
+    mean, std, scale = about["mean"], about["std"], about.get("scale", 255.0)
+    return Normalization(tuple(mean), tuple(std), float(scale))
 
 
 @dataclass(frozen=True)
@@ -87,12 +110,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled images: uint8 pixels with their normalization, or float inputs without one.
+    """Labelled images: stored values with their normalization, or float inputs without one.
 
     Args:
-        x: Images, of shape (n, channels, height, width).
+        x: Images, of shape (n, channels, height, width); a vector has one pixel.
         y: Class indices, int64.
-        normalization: Turns uint8 pixels into inputs; ``None`` if `x` already holds inputs.
+        normalization: Turns stored values into inputs; ``None`` if `x` already holds inputs.
         weight: Weight of each example; ``None`` if all are equal.
         group: Group id of each example (for instance a patient), or ``None``.
     """

@@ -110,6 +110,32 @@ class ConvNet:
 
 
 @dataclass(frozen=True)
+class MLP:
+    """A multilayer perceptron, for vectors: linear layers with ReLU, then the last one."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    width: int = 128
+    depth: int = 3
+
+    def init(self, rng: torch.Generator) -> dict[str, Tensor]:
+        features = math.prod(self.shape)
+        params: dict[str, Tensor] = {}
+        for layer in range(self.depth):
+            params |= _affine(f"layer{layer}", (self.width, features), rng)
+            features = self.width
+        return params | _affine("linear", (self.num_classes, features), rng)
+
+    def __call__(self, params: Tensors, x: Tensor) -> Outputs:
+        x = x.flatten(1)
+        for layer in range(self.depth):
+            x = F.relu(
+                F.linear(x, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"])
+            )
+        return Outputs(x, F.linear(x, params["linear.weight"], params["linear.bias"]))
+
+
+@dataclass(frozen=True)
 class ResNet18:
     """ResNet-18 for small images: the first convolution is 3x3, without pooling after it.
 
@@ -209,7 +235,7 @@ def _scale_and_shift(name: str, channels: int) -> dict[str, Tensor]:
 
 
 def _normalize(x: Tensor, params: Tensors, name: str, norm: Norm) -> Tensor:
-    channels = x.shape[1]
+    channels = int(x.shape[1])  # a number, also where torch traces what is computed
     # Instance norm is group norm with one channel per group, which is faster on the CPU.
     groups = channels if norm == "instance" else math.gcd(32, channels)
     return F.group_norm(x, groups, params[f"{name}.weight"], params[f"{name}.bias"])

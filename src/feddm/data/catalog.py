@@ -10,10 +10,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from feddm.config.schema import DataConfig, OwnDataConfig
-from feddm.errors import DataError
+from feddm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from feddm.core.examples import Normalization
 
 Format = Literal[
     "idx-images",
@@ -87,6 +90,7 @@ class DatasetInfo:
         layouts: Possible layouts on disk; `downloads` produce the first.
         downloads: Files to download.
         builtin: Whether the files come with this package and need no data folder.
+        scale: Largest stored value, 255 for pixels; 1 for numbers that are no pixels.
     """
 
     name: str
@@ -99,6 +103,14 @@ class DatasetInfo:
     layouts: tuple[Layout, ...]
     downloads: tuple[Download, ...] = ()
     builtin: bool = False
+    scale: float = 255.0
+
+    @property
+    def normalization(self) -> Normalization:
+        """What turns stored values into the inputs of a model."""
+        from feddm.core.examples import Normalization  # torch is slow to import
+
+        return Normalization(self.mean, self.std, self.scale)
 
 
 def describe(name: str) -> DatasetInfo:
@@ -115,7 +127,7 @@ def describe(name: str) -> DatasetInfo:
 
 
 def described(config: DataConfig) -> DatasetInfo:
-    """Returns the description of a federation's data: a known set, or the nodes' own."""
+    """Returns the description of a federation's data: a known set, or the clients' own."""
     own = config.own
     if not own.classes:
         if config.name not in DATASETS and own != OwnDataConfig():
@@ -125,20 +137,53 @@ def described(config: DataConfig) -> DatasetInfo:
         return describe(config.name)
     if config.name in DATASETS:
         raise DataError(
-            f"data.own is only for the nodes' own data, but data.name is {config.name}, "
+            f"data.own is only for your own data, but data.name is {config.name}, "
             "a known data set; choose another data.name"
         )
-    channels = own.shape[0]
+    pixels, channels = own.values == "pixels", own.shape[0]
+    mean, std = (_per_channel(own, key, channels) for key in ("mean", "std"))
+    if pixels and not all(0 <= each <= 1 for each in mean):
+        raise DataError(
+            f"data.own.mean must be at least 0 and at most 1 for pixels, got {own.mean}"
+        )
     return DatasetInfo(
         name=config.name,
         classes=own.classes,
         shape=own.shape,
         num_train=own.examples,
         num_test=0,
-        mean=(own.mean,) * channels,
-        std=(own.std,) * channels,
+        mean=mean,
+        std=std,
         layouts=(),
+        scale=255.0 if pixels else 1.0,
     )
+
+
+def check_folder_used(config: DataConfig, folder: str | None) -> None:
+    """Raises `ConfigError` if a folder of data sets is named that nothing is read from."""
+    if not folder:
+        return
+    if config.path:
+        raise ConfigError(
+            f"--data-dir does nothing with --data {config.path}: it is the folder of the known "
+            "data sets"
+        )
+    if config.name in DATASETS and DATASETS[config.name].builtin:
+        raise ConfigError(
+            f"--data-dir does nothing: {config.name} come with feddm; --dataset names one of "
+            f"{', '.join(DATASETS)}, and your own data are --data {folder}"
+        )
+
+
+def _per_channel(own: OwnDataConfig, key: str, channels: int) -> tuple[float, ...]:
+    value = getattr(own, key)
+    values: tuple[float, ...] = value if isinstance(value, tuple) else (value,) * channels
+    if len(values) != channels:
+        raise DataError(
+            f"data.own.{key} must be one number, or one for each of {channels} channels, got "
+            f"{len(values)}"
+        )
+    return values
 
 
 def _files(format_: Format, md5s: Mapping[str, str]) -> tuple[DataFile, ...]:

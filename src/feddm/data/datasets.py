@@ -26,11 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory: uint8 images at their original size, with their normalization."""
+    """A data set in memory, with its normalization.
+
+    Args:
+        info: What is known of it.
+        train: Training examples.
+        test: Test examples.
+        owners: The client of each training example, if the data say so.
+        notices: What its owner should know about it, as which files are broken.
+    """
 
     info: DatasetInfo
     train: Examples
     test: Examples
+    owners: np.ndarray[Any, Any] | None = None
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,7 +239,7 @@ def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) 
     # Imported here, because torch is slow to import and only loading needs it.
     import torch
 
-    from feddm.core.examples import Examples, Normalization
+    from feddm.core.examples import Examples
 
     info = location.info
     images, labels = zip(*(location.read(file) for file in parts), strict=True)
@@ -239,5 +249,4 @@ def _examples(location: Location, parts: Iterable[DataFile], num_examples: int) 
             f"{location.folder} has {len(x)} images and {len(y)} labels, expected "
             f"{num_examples} of each; {location.remedy('delete it and run')}"
         )
-    normalization = Normalization(info.mean, info.std)
-    return Examples(torch.from_numpy(x), torch.from_numpy(y), normalization)
+    return Examples(torch.from_numpy(x), torch.from_numpy(y), info.normalization)

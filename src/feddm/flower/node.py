@@ -20,7 +20,7 @@ from platformdirs import user_data_path
 
 from feddm.algorithms.base import Algorithm
 from feddm.config.schema import Config, DataConfig, PartitionConfig
-from feddm.core.examples import Examples, Normalization
+from feddm.core.examples import Examples
 from feddm.core.metrics import evaluate
 from feddm.core.seeding import numpy_generator
 from feddm.core.tensors import Records, moved
@@ -288,12 +288,13 @@ def _read_data(
     """Returns the examples of a node; the most recent are cached."""
     info = described(data)
     if settings.dataset or load is not None:
-        examples = _loaded(load, info) if load else read_own(Path(settings.data), info)
+        examples = _loaded(load, info) if load else read_own(Path(settings.data), data)
         # A split with one client: no other has any of these examples.
         dataset, mine = Dataset(info, examples, examples.subset(torch.tensor([]).long())), 0
         shards = [np.arange(len(examples))]
     else:
-        dataset = build_dataset(data.model_copy(update={"dir": settings.data}))
+        # Where data are is for the node to say, and never for the server.
+        dataset = build_dataset(data.model_copy(update={"dir": settings.data, "path": ""}))
         shards, mine = build_shards(partition, dataset, seed), settings.client
     shard = shards[mine]
     # The same in every round, so that no client trains on its held-out examples.
@@ -329,7 +330,7 @@ def _loaded(load: Load, info: DatasetInfo) -> Examples:
         raise DataError(
             f"labels must be from 0 to {most}, got {int(y.min())} to {int(y.max())}"
         )
-    return Examples(x, y.long(), Normalization(info.mean, info.std))
+    return Examples(x, y.long(), info.normalization)
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,7 +24,9 @@ _OWN = (
     *_PATIENCE,
 )
 # A server names neither workers nor ledgers, and knows no folder of a node.
-_SHARED = tuple(name for name in OPTIONS if name not in ("workers", "ledger", "data_dir"))
+_SHARED = tuple(
+    name for name in OPTIONS if name not in ("workers", "ledger", "data", "data_dir")
+)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_set(config: Config) -> Examples | None:
     With `data.holdout` the nodes evaluate, unless the server has its own test set.
     """
     if config.data.own.test:
-        return read_own(Path(config.data.own.test), described(config.data))
+        return read_own(Path(config.data.own.test), config.data)
     if config.data.own.classes or config.data.holdout:
         return None
     return build_dataset(config.data).test

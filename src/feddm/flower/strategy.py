@@ -24,7 +24,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from feddm.config.resolve import resolve
-from feddm.core.examples import Normalization
 from feddm.core.tensors import Records
 from feddm.data.catalog import described
 from feddm.errors import EngineError
@@ -91,7 +90,7 @@ class FedDM(Strategy):
             build_model(config.model, info.shape, len(info.classes)),
             self._federation.state["params"],
             info.classes,
-            Normalization(info.mean, info.std),
+            info.normalization,
         )
 
     def start(

@@ -30,6 +30,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from feddm.config.code import is_reference
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
 from feddm.core.tensors import Records
@@ -121,10 +122,24 @@ def from_job(content: RecordDict) -> Job:
         federation, compiled = about.get("federation"), about.get("compiled")
         if not isinstance(federation, str) or not isinstance(compiled, bool):
             raise UploadError("federation must be a text, and compiled true or false")
-        config = resolve(_object(about.get("config")))
+        values = _object(about.get("config"))
+        refuse_code(values)
+        config = resolve(values)
         return Job(federation, config, compiled, **numbers, download=from_arrays(content))
     except UploadError as error:
         raise ConfigError(f"the server's message cannot be understood: {error}") from None
+
+
+def refuse_code(values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if a server names code: a node runs only what is installed here."""
+    for section in ("algorithm", "model"):
+        there = values.get(section)
+        name = there.get("name") if isinstance(there, Mapping) else there
+        if isinstance(name, str) and is_reference(name):
+            raise ConfigError(
+                f"this node runs only what is installed here, and not {name!r}; an entry point "
+                "of an installed package makes an algorithm known by a name"
+            )
 
 
 def _object(text: object) -> dict[str, Any]:
@@ -140,7 +155,7 @@ def _object(text: object) -> dict[str, Any]:
 def _for_nodes(config: Config) -> Config:
     """Returns the configuration without what is the server's own, or none of its business."""
     data = config.data.model_copy(
-        update={"dir": "", "own": config.data.own.model_copy(update={"test": ""})}
+        update={"dir": "", "path": "", "own": config.data.own.model_copy(update={"test": ""})}
     )
     privacy = config.privacy and config.privacy.model_copy(update={"ledger": ""})
     return config.model_copy(update={"data": data, "privacy": privacy})

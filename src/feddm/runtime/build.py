@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from feddm.algorithms.base import Algorithm, ConfiguredAlgorithm, Context
 from feddm.algorithms.costs import ClassTable, Work
+from feddm.config.code import is_given, is_reference, label, source_hash
 from feddm.config.registry import find_algorithm
+from feddm.config.resolve import flat
 from feddm.config.schema import (
     Config,
     DataConfig,
@@ -23,12 +26,15 @@ from feddm.core.augmentation import Augmentation
 from feddm.core.compile import accelerated, check_precision, compiler_problem, find_device
 from feddm.core.examples import Examples
 from feddm.core.flops import forward_flops
-from feddm.core.models import ConvNet, Model, ResNet18
+from feddm.core.models import MLP, ConvNet, Model, ResNet18
+from feddm.core.own_model import OwnModel
 from feddm.core.seeding import numpy_generator
 from feddm.core.tensors import CPU
 from feddm.data import partition
 from feddm.data.catalog import DatasetInfo, described
 from feddm.data.datasets import Dataset, load
+from feddm.data.holdout import held_out
+from feddm.data.sources import load_own
 from feddm.errors import ConfigError
 from feddm.privacy.policy import own_policy
 from feddm.privacy.vault import Vaults
@@ -91,10 +97,11 @@ def build(config: Config, run: str = "") -> LocalSetup:
         run: Name of the federation, unlike any other, for the clients' ledgers.
     """
     check_config(config)
-    if config.data.own.classes or config.data.holdout:
+    if not config.data.path and (config.data.own.classes or config.data.holdout):
         key = "own" if config.data.own.classes else "holdout"
         raise ConfigError(
-            f"data.{key} is for clients on machines of their own; see `feddm flower --help`"
+            f"data.{key} is for clients on machines of their own (see `feddm flower --help`), "
+            "or for data of your own on this one: give --data"
         )
     config = with_absolute_ledger(config)
     policy = own_policy(config.data.name)
@@ -108,10 +115,14 @@ def build(config: Config, run: str = "") -> LocalSetup:
     setup = build_server(config, dataset.info, dataset.test, table)
     check_policy(config, policy, setup.algorithm.planned)
     local = LocalSetup(**vars(setup), dataset=dataset, shards=shards, vaults=vaults)
-    if vaults is None or not vaults.test_seed:
-        return local
-    notice = "secrets are fixed by privacy.test_secret: this run is not private"
-    return replace(local, notices=(*setup.notices, notice))
+    notices = [*setup.notices, *dataset.notices]
+    if vaults is not None and config.data.path:
+        notices.append(
+            "names of classes, shape of examples and number of clients are taken as public"
+        )
+    if vaults is not None and vaults.test_seed:
+        notices.append("secrets are fixed by privacy.test_secret: this run is not private")
+    return replace(local, notices=tuple(notices))
 
 
 def build_server(
@@ -129,8 +140,9 @@ def build_server(
         table: How many examples each client has of each class, if the server knows.
     """
     device = build_device(config)
+    _check_augment(config, info)
     model = build_model(config.model, info.shape, len(info.classes))
-    notices = []
+    notices = list(model.notices) if isinstance(model, OwnModel) else []
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, model, table)
     )
@@ -141,6 +153,14 @@ def build_server(
         config, accelerated(model, compiled, config.runtime.precision), device
     )
     return Setup(config, info, test, algorithm, device, compiled, tuple(notices))
+
+
+def _check_augment(config: Config, info: DatasetInfo) -> None:
+    """Raises `ConfigError` if vectors are to be changed as images are."""
+    on = [key for key, value in flat(config.algorithm.model_dump()).items() if value is True]
+    for key in on:
+        if info.shape[1:] == (1, 1) and key.endswith("augment"):
+            raise ConfigError(f"{key} must be false: vectors cannot be mirrored or turned")
 
 
 def build_device(config: Config) -> torch.device:
@@ -165,12 +185,23 @@ def check_config(config: Config) -> None:
     described(config.data)
     check_precision(config.runtime.precision, build_device(config))
     check_min_clients(config)
-    if config.data.holdout and config.privacy is not None:
+    _check_workers(config)
+    if config.data.holdout and config.privacy is not None and not config.data.path:
         # Nor could a node refuse a share that leaves nothing without telling how much it has.
         raise ConfigError(
             "data.holdout must be 0 with privacy: a node does not say then how well a model "
             "does on its examples"
         )
+
+
+def _check_workers(config: Config) -> None:
+    """Raises `ConfigError` if other processes are asked for who lack the code."""
+    for name in (config.algorithm.name, config.model.name):
+        if is_given(name) and config.runtime.workers not in (1, "auto"):
+            raise ConfigError(
+                f"runtime.workers must be 1: {label(name)} was given in Python where no other "
+                "process finds it; with more workers, put it into a file of its own"
+            )
 
 
 def check_min_clients(config: Config) -> None:
@@ -185,8 +216,8 @@ def check_min_clients(config: Config) -> None:
 
 def _compiling_pays(config: Config, model: Model, table: ClassTable | None) -> bool:
     info = described(config.data)
-    if not info.num_train:
-        return False  # the number of examples is unknown
+    if not info.num_train or isinstance(model, OwnModel):
+        return False  # the number of examples is unknown, or whether it can be compiled at all
     if table is None or config.privacy is not None:
         # Whether it is compiled can be seen in the results, so it must not depend on examples.
         of_a_class = info.num_train / config.partition.clients / model.num_classes
@@ -205,6 +236,8 @@ def work_of(config: Config, model: Model, table: ClassTable) -> Work:
 
 def build_dataset(config: DataConfig) -> Dataset:
     """Reads the data set; with a validation split, the test set is replaced by it."""
+    if config.path:
+        return _validated(load_own(config), config.validation)
     dataset = load(config.name, Path(config.dir) if config.dir else None)
     if not config.validation:
         return dataset
@@ -224,9 +257,64 @@ def build_dataset(config: DataConfig) -> Dataset:
     )
 
 
+def _validated(dataset: Dataset, share: float) -> Dataset:
+    """Returns your own data with a part of the training set in place of the test set."""
+    if not share:
+        return dataset
+    train, owners = dataset.train, dataset.owners
+    group = None if train.group is None else train.group.numpy()
+    rng = numpy_generator(0, "validation")
+    chosen = held_out(train.y.numpy(), share, rng, group, owners)
+    if chosen.all() or not chosen.any():
+        raise ConfigError(
+            f"data.validation = {share:g} holds out {chosen.sum()} of {len(train)} examples; "
+            "it must leave some on both sides"
+        )
+    kept, out = (torch.from_numpy(np.flatnonzero(part)) for part in (~chosen, chosen))
+    return replace(
+        dataset,
+        train=train.subset(kept),
+        test=train.subset(out),
+        owners=None if owners is None else owners[~chosen],
+    )
+
+
 def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partition.Shards:
-    """Splits the training set over clients."""
-    labels = dataset.train.y.numpy()
+    """Splits the training set over clients; the examples of a group stay together."""
+    if config.scheme == "given":
+        return _given_shards(config, dataset)
+    group = dataset.train.group
+    if group is None:
+        return _split(config, dataset.train.y.numpy(), seed, config.min_examples)
+    labels, members = _groups(dataset.train.y.numpy(), group.numpy())
+    whole = _split(config, labels, seed, 1)
+    return [np.sort(np.concatenate([members[one] for one in shard])) for shard in whole]
+
+
+def _given_shards(config: PartitionConfig, dataset: Dataset) -> partition.Shards:
+    if dataset.owners is None:
+        raise ConfigError(
+            f"partition.scheme cannot be given: {dataset.info.name} does not say which client "
+            "has which example; folders clients/NAME do, and so does an array client"
+        )
+    number = int(dataset.owners.max()) + 1
+    if number != config.clients:
+        raise ConfigError(
+            f"partition.clients must be {number}, the clients of {dataset.info.name}, got "
+            f"{config.clients}; another partition.scheme mixes and splits their examples"
+        )
+    return [np.flatnonzero(dataset.owners == client) for client in range(number)]
+
+
+def _groups(labels: partition.Labels, group: partition.Labels) -> tuple[Any, list[Any]]:
+    """Returns the most frequent class of each group, and the indices of its examples."""
+    members = [np.flatnonzero(group == one) for one in np.unique(group)]
+    return np.array([np.bincount(labels[index]).argmax() for index in members]), members
+
+
+def _split(
+    config: PartitionConfig, labels: partition.Labels, seed: int, min_examples: int
+) -> partition.Shards:
     rng = numpy_generator(seed, "partition")
     if config.scheme == "iid":
         return partition.iid(len(labels), config.clients, rng)
@@ -236,7 +324,7 @@ def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partit
         labels,
         config.clients,
         config.alpha,
-        config.min_examples,
+        min_examples,
         rng,
         balanced=config.scheme == "dirichlet",
     )
@@ -244,6 +332,10 @@ def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partit
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> Model:
     """Returns the model for images of a shape."""
+    if is_reference(config.name):
+        return OwnModel(config.name, shape, num_classes, source_hash(config.name) or "")
+    if config.name == "mlp":
+        return MLP(shape, num_classes, config.width, config.depth)
     if config.name == "resnet18":
         return ResNet18(shape, num_classes, config.norm)
     return ConvNet(shape, num_classes, config.width, config.depth, config.norm)

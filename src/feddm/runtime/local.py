@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from feddm.algorithms.base import Algorithm
+from feddm.config import code
 from feddm.core.examples import Examples
 from feddm.core.tensors import CPU, Records, from_bytes, to_bytes
 from feddm.errors import EngineError, FedDMError
@@ -192,6 +193,7 @@ class _Workers:
         if self._setup is None:
             return
         for worker in self._processes:
+            worker.send(("code", code.files_behind(type(self._setup.algorithm))))
             worker.send(("setup", self._setup))
         for worker in self._processes:
             worker.receive()

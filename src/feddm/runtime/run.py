@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from feddm.config.code import label, source_hash
 from feddm.config.resolve import resolve
 from feddm.config.schema import Config
-from feddm.core.examples import Normalization
+from feddm.core.formatting import percent
 from feddm.data.partition import class_table
+from feddm.data.sources import absolute
 from feddm.errors import RunDirectoryError
+from feddm.runtime import views
 from feddm.runtime.build import LocalSetup, Setup, build_model
 from feddm.runtime.federation import Federation, RoundPlan, RoundRecord, start
 from feddm.runtime.federation import run as run_rounds
@@ -29,8 +32,11 @@ from feddm.runtime.session import ON_NODES, OpenSession, Session, local_session
 from feddm.runtime.synthetic_file import SyntheticSet, from_state
 from feddm.runtime.wording import promised
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """The result of a run.
 
@@ -47,6 +53,30 @@ class RunResult:
     model: TrainedModel
     synthetic: SyntheticSet | None
     directory: Path | None
+
+    def table(self) -> Any:
+        """Returns a row for each round: a pandas DataFrame if pandas is there, else dicts."""
+        return views.table(self.records)
+
+    def plot(self) -> Figure:
+        """Returns a figure of accuracy by round."""
+        return views.plot({self.name: [self.records]})
+
+    @property
+    def name(self) -> str:
+        """What was run on what."""
+        return f"{label(self.config.algorithm.name)} on {self.config.data.name}"
+
+    def __repr__(self) -> str:
+        last = self.records[-1]
+        return f"<{self.name}: {percent(last.accuracy)} after {_count(last.round, 'round')}>"
+
+    def _repr_html_(self) -> str:
+        return views.run_html(self.name, self.records)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 class Observer:
@@ -99,6 +129,8 @@ def resume(
     *,
     workers: int | Literal["auto"] | None = None,
     data_dir: str | Path | None = None,
+    data: str | Path | None = None,
+    code: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     opened: OpenSession = local_session,
 ) -> RunResult:
@@ -108,15 +140,18 @@ def resume(
         directory: The run directory.
         workers: Number of worker processes; it does not change the results.
         data_dir: Folder of the data sets, if it has moved.
+        data: Where your own data are, if they have moved.
+        code: Where code of your own is, if it has moved: of ``algorithm`` and ``model``.
         observer: Receives the progress.
         opened: Opens the session with the clients; by default they are on this machine.
     """
     observer = observer or Observer()
     with RunDirectory.open(Path(directory)) as earlier:
-        config = earlier.config()
+        config = earlier.config(run_code=True, code=code)
         options = {
             "workers": workers,
             "data_dir": None if data_dir is None else os.path.abspath(data_dir),
+            "data": None if data is None else absolute(data),
         }
         config = resolve(config.model_dump(), options=options)
         environment = earlier.environment()
@@ -190,7 +225,7 @@ def _result(
     directory: RunDirectory | None,
 ) -> RunResult:
     info = setup.info
-    normalization = Normalization(info.mean, info.std)
+    normalization = info.normalization
     synthetic = federation.state.get("synthetic")
     return RunResult(
         config=config,
@@ -221,8 +256,20 @@ def _environment(session: Session, run: str) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": session.setup.device.type,
         "compiled": session.setup.compiled,
+        **_sources(session.setup.config),
         **session.environment(),
     }
+
+
+def _sources(config: Config) -> dict[str, str]:
+    """Returns a digest of the code of your own that a run uses."""
+    names = {"algorithm_source": config.algorithm.name, "model_source": config.model.name}
+    digests = {key: source_hash(name) for key, name in names.items()}
+    return {key: digest for key, digest in digests.items() if digest is not None}
+
+
+# What names places, which may have changed without changing anything else.
+_PLACES = ("ledger", "data_notes")
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observer) -> None:
@@ -233,13 +280,13 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], observer: Observ
         )
     if before.get("data") != now["data"]:
         raise RunDirectoryError(
-            "the data or their split have changed since the run began; "
-            "point --data-dir at the original files, or start a new run"
+            "the data or their split have changed since the run began; point --data-dir (or "
+            "--data, for your own) at the original files, or start a new run"
         )
     changed = [
         f"{key} {before[key]} -> {now[key]}"
         for key in now
-        if key != "ledger" and key in before and before[key] != now[key]
+        if key not in _PLACES and key in before and before[key] != now[key]
     ]
     if changed:
         observer.notice(

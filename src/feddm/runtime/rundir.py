@@ -85,12 +85,21 @@ class RunDirectory:
     ) -> None:
         self._lock.release()
 
-    def config(self) -> Config:
-        """Returns the configuration that the run began with."""
+    def config(
+        self, *, run_code: bool = False, code: Mapping[str, str] | None = None
+    ) -> Config:
+        """Returns the configuration that the run began with.
+
+        Args:
+            run_code: Whether an algorithm of the user's own is loaded, to go on with it.
+            code: Where code of the user's own is now, for ``algorithm`` and ``model``.
+        """
         file = self.path / "config.toml"
         values = load_toml(file)
+        for section, name in (code or {}).items():
+            values[section] = {**values.get(section, {}), "name": name}
         try:
-            return written(values)
+            return written(values, run_code=run_code)
         except ConfigError as error:
             raise RunDirectoryError(
                 f"{file} can't be used: {error}; perhaps another version of feddm made it, or "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddm.config.code import is_given
 from feddm.config.schema import Config
 from feddm.core.tensors import Records
 from feddm.data.datasets import fingerprint
@@ -69,11 +70,12 @@ def local_session(config: Config, run: str, before: Mapping[str, Any]) -> Iterat
         setup = build(config, run)
         vaults, config = setup.vaults, setup.config
         cohort = cohort_size(len(setup.shards), config.participation)
+        here = is_given(config.algorithm.name) or is_given(config.model.name)
         with InProcess(
             setup.algorithm,
             setup.dataset.train,
             setup.shards,
-            num_workers(config.runtime, cohort, setup.device),
+            1 if here else num_workers(config.runtime, cohort, setup.device),
             device=setup.device,
             vaults=vaults,
         ) as engine:
@@ -94,7 +96,9 @@ def _environment(setup: LocalSetup) -> dict[str, Any]:
     With privacy, only the owner of the ledger can compute the fingerprint.
     """
     if setup.vaults is None:
-        return {"data": fingerprint(setup.dataset, setup.shards)}
+        notes = "; ".join(setup.dataset.notices)
+        digest = {"data": fingerprint(setup.dataset, setup.shards)}
+        return {**digest, "data_notes": notes} if notes else digest
     ledger = setup.vaults.ledger
     return {"data": setup.vaults.split, "ledger": str(ledger.folder), "ledger_id": ledger.id}
 

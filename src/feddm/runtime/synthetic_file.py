@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from feddm.core.examples import Examples, Normalization
+from feddm.core.examples import Examples, Normalization, normalization_in, scale_of
 from feddm.core.tensors import Tensors, file_content, read_file
 from feddm.errors import DataError
 
@@ -41,6 +42,10 @@ class SyntheticSet:
         """Returns the images as uint8 pixels, for viewing."""
         return self.normalization.pixels(self.examples.x)
 
+    def to_torch(self) -> TensorDataset:
+        """Returns the set as a data set of torch: model inputs and class numbers."""
+        return TensorDataset(self.examples.x, self.examples.y)
+
     def to_bytes(self) -> bytes:
         """Returns the content of the file: the set and everything needed to use it."""
         tensors = {
@@ -54,7 +59,8 @@ class SyntheticSet:
             "classes": self.classes,
             "mean": self.normalization.mean,
             "std": self.normalization.std,
-            "use": "images = (pixels / 255 - mean) / std by channel",
+            "use": f"images = (pixels / {self.normalization.scale:g} - mean) / std by channel",
+            **scale_of(self.normalization),
         }
         return file_content(KIND, tensors, about)
 
@@ -76,7 +82,7 @@ def load_synthetic(path: str | Path) -> SyntheticSet:
             Examples(tensors["images"], tensors["labels"], weight=tensors.get("weights")),
             tensors["clients"],
             tuple(about["classes"]),
-            Normalization(tuple(about["mean"]), tuple(about["std"])),
+            normalization_in(about),
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is not a complete synthetic set: {error}") from error

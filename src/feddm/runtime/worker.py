@@ -4,7 +4,8 @@
 the caller's script a second time. Messages are pickles between two processes of the same
 program; the records inside them are safetensors, as on a network.
 
-    parent -> worker   ("setup", WorkerSetup)
+    parent -> worker   ("code", files)                         your own, if there are any
+                       ("setup", WorkerSetup)
                        ("download", bytes)                     once per round
                        ("task", client, round, seed, memory)
     worker -> parent   ("ready",)                              once, when the data are mapped
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 
 from feddm.algorithms.base import Algorithm
+from feddm.config import code
 from feddm.core.examples import Examples, Normalization
 from feddm.core.malloc import keep_freed_memory
 from feddm.core.tensors import Records, from_bytes, to_bytes
@@ -109,6 +111,8 @@ def receive(stream: IO[bytes]) -> Any:
 
 def serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     """Does tasks until the parent is gone."""
+    _, files = receive(inbox)
+    code.run_files(files)  # before what they define is unpickled
     _, setup = receive(inbox)
     shards = Shards(setup.folder, setup.normalization)
     send(outbox, ("ready",))

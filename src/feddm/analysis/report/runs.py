@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feddm.config import code
 from feddm.config.schema import Config, PrivacySettings
 from feddm.errors import FedDMError, RunDirectoryError
 from feddm.runtime.federation import RoundRecord
@@ -125,7 +126,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
     records = tuple(completed(record, config.privacy) for record in directory.records())
     if not records:
         raise RunDirectoryError(f"{folder} has no finished round")
-    return Run(label or config.algorithm.name, folder, config, records, environment)
+    return Run(label or code.label(config.algorithm.name), folder, config, records, environment)
 
 
 def completed(record: RoundRecord, privacy: PrivacySettings | None) -> RoundRecord:
@@ -198,6 +199,7 @@ def _settings(config: Config) -> str:
     """Returns the settings that identify a method: without the seed and the runtime."""
     values = config.model_dump(exclude={"seed", "runtime"})
     values["data"].pop("dir")
+    values["data"].pop("path")
     if config.privacy is not None:
         follow = ("ledger", "noise_multiplier") if config.privacy.budget else ("ledger",)
         for key in follow:  # the noise follows from what was spent before

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from feddm.analysis.report.means import mean_rounds, outcome
 from feddm.analysis.report.runs import Method
 from feddm.analysis.tables import Table, accuracy_text, guarantees
+from feddm.config import code
 from feddm.config.resolve import flat
 from feddm.core.formatting import percent, size_text, time_text
 from feddm.runtime.wording import introduction, label, spent
@@ -40,6 +41,7 @@ def lede(methods: Sequence[Method]) -> str:
     schemes = {
         "iid": "split evenly",
         "classes": "a few classes per client",
+        "given": "clients as the data say",
     }
     splits = (
         schemes.get(config.partition.scheme, f"Dirichlet({config.partition.alpha:g})")
@@ -48,11 +50,13 @@ def lede(methods: Sequence[Method]) -> str:
     models = (
         f"{config.model.name} of width {config.model.width}"
         if config.model.name == "convnet"
-        else config.model.name
+        else code.label(config.model.name)
         for config in configs
     )
     seeds = sorted({run.config.seed for method in methods for run in method.runs})
-    if any(config.data.holdout for config in configs):
+    if any(config.data.holdout and config.data.path for config in configs):
+        judged = "accuracy on held-out examples"
+    elif any(config.data.holdout for config in configs):
         judged = "mean accuracy on the clients' held-out examples"
     elif any(config.data.validation for config in configs):
         judged = "accuracy on held-out training examples"
@@ -231,7 +235,7 @@ def guarantee_text(method: Method) -> dict[str, str]:
 def setup(method: Method) -> dict[str, Any]:
     """Returns the command and configuration that run a method again."""
     config = method.config
-    on_nodes = bool(config.data.own.classes or config.data.holdout)
+    on_nodes = bool(config.data.own.classes or config.data.holdout) and not config.data.path
     run = method.runs[0]
     arguments = run.environment.get("arguments")
     if on_nodes:
@@ -270,9 +274,9 @@ def versions(methods: Sequence[Method]) -> dict[str, str]:
     runs = [run for method in methods for run in method.runs]
     names = dict.fromkeys(name for run in runs for name in run.environment)
     return {
-        {"data": "digest of the data"}.get(name, name): _all_of(
-            run.environment.get(name, "?") for run in runs
-        )
+        {"data": "digest of the data", "data_notes": "what was done to the data"}.get(
+            name, name
+        ): _all_of(run.environment.get(name, "?") for run in runs)
         for name in names
         if name not in hidden
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from feddm.config.code import label
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
@@ -99,14 +100,14 @@ class TextDisplay(Display):
     def started(self, config: Config, setup: Setup, records: list[RoundRecord]) -> None:
         self._rounds = config.rounds
         size = num_params(setup.algorithm.model.init(generator(0, "size")))
+        algorithm, model = label(config.algorithm.name), label(config.model.name)
         self._print(
-            f"{config.algorithm.name} on {config.data.name}, preset {config.preset}, seed "
-            f"{config.seed}: {clients_text(config, setup)}; {config.model.name} with {size:,} "
-            "parameters."
+            f"{algorithm} on {config.data.name}, preset {config.preset}, seed "
+            f"{config.seed}: {clients_text(config, setup)}; {model} with {size:,} parameters."
         )
         if config.privacy is not None:
             self._print(introduction(config.privacy))
-        if config.data.validation:
+        if config.data.validation or (config.data.path and config.data.holdout):
             self._print(validation_text(config, len(setup.test or ())))
         self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
         for record in records:
@@ -176,7 +177,8 @@ def clients_text(config: Config, setup: Setup) -> str:
 def validation_text(config: Config, number: int) -> str:
     """Returns a note that accuracies are not measured on the test set."""
     unprotected = ", which are not protected" if config.guaranteed else ""
-    return f"Evaluated on {number:,} held-out training examples{unprotected}."
+    training = "training " if config.data.validation else ""
+    return f"Evaluated on {number:,} held-out {training}examples{unprotected}."
 
 
 def line(record: RoundRecord, rounds: int) -> str:

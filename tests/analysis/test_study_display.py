@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from feddm.analysis.studies import Cell
+from feddm.analysis.study_display import StudyDisplay
 from feddm.analysis.tables import comparison, fitting, summarize
-from feddm.cli.study_display import StudyDisplay
 from feddm.config.resolve import resolve
 from feddm.runtime.federation import RoundRecord
 

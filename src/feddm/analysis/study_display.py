@@ -14,8 +14,8 @@ from rich.text import Text
 
 from feddm.analysis.studies import Cell, StudyObserver
 from feddm.analysis.tables import Table, accuracy_text, comparison, name_text, summarize
-from feddm.cli.display import STAGES
 from feddm.core.formatting import percent
+from feddm.runtime.display import STAGES
 from feddm.runtime.wording import epsilon_cell, label
 
 if TYPE_CHECKING:
