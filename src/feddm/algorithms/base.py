@@ -65,7 +65,12 @@ class Algorithm(Protocol):
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        """What a client releases of its examples in one round; known beforehand."""
+        """What a client releases of its examples: in one round, or in all if rounds differ."""
+
+    def planned_for(self, download: Records) -> tuple[Event, ...]:
+        """Returns what a client releases in the round of a download."""
+        del download
+        return self.planned
 
     def init(self, params: Tensors) -> Records:
         """Returns the state before the first round."""
@@ -180,7 +185,7 @@ def guaranteed(
     settings: AlgorithmSettings, privacy: GuaranteedSettings
 ) -> tuple[Released, ...]:
     """Returns what a client releases per round under a mechanism with a guarantee."""
-    times, sample_rate, count_multiplier = settings.releases(privacy)
+    times, sample_rate, count_multiplier, _ = settings.releases(privacy)
     counts = () if count_multiplier is None else (Released(1, count_multiplier),)
     return (*counts, Released(times, privacy.noise_multiplier, sample_rate))
 

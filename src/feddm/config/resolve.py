@@ -95,7 +95,8 @@ def resolve(
     least: dict[str, Any] = {"algorithm": {"name": algorithm}}
     if mechanism is not None:
         least["privacy"] = {"mechanism": mechanism}
-    under = _preset(name, dataset, _text(given, "model", "name", ""), kind, least)
+    privacy = _privacy(given)
+    under = _preset(name, dataset, _text(given, "model", "name", ""), privacy, kind, least)
     # A preset that is given beside a file lies over it; one inside the file lies under it.
     values = merged(merged(file, under) if preset else merged(under, file), over)
     if mechanism is None:
@@ -204,13 +205,19 @@ def _privacy(values: Values) -> Values:
 
 
 def _preset(
-    preset: str, dataset: str, model: str, kind: type[Config], least: Values
+    preset: str,
+    dataset: str,
+    model: str,
+    privacy: Values,
+    kind: type[Config],
+    least: Values,
 ) -> dict[str, Any]:
     """Returns all values that a preset decides, whether it names them or they are defaults."""
     settings = section_of(kind, ["algorithm"])
     assert settings is not None and issubclass(settings, AlgorithmSettings)
     own = _known(settings.preset(preset, dataset), settings)
-    values = merged(preset_values(preset, dataset, model), {"algorithm": own})
+    values = merged(preset_values(preset, dataset, model), settings.around(privacy))
+    values = merged(values, {"algorithm": own})
     complete = _parsed(kind, merged(values, least))
     return complete.model_dump(include=set(_PRESET))
 

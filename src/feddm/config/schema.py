@@ -90,7 +90,11 @@ class PartitionConfig(Section):
 class ModelConfig(Section):
     """The model."""
 
-    name: Literal["convnet", "resnet18"] = Field("convnet", description="Architecture.")
+    name: Literal["convnet", "resnet18", "features", "surrogate"] = Field(
+        "convnet",
+        description="Architecture. features: linear, on fixed scattering features; surrogate: "
+        "the same with whitened features, for --privacy surrogate.",
+    )
     width: PositiveInt = Field(128, description="Channels of the ConvNet.")
     depth: Annotated[int, Field(ge=1, le=6)] = Field(3, description="Blocks of the ConvNet.")
     norm: Literal["instance", "group"] = Field("instance", description="Normalization layers.")
@@ -123,11 +127,13 @@ class Releases(NamedTuple):
         times: Number of sums under the noise that the budget asks for.
         sample_rate: Probability that an example is in one of them.
         count_multiplier: Noise multiplier of class counts released besides, if they are.
+        once: Whether `times` is for the whole run, whatever the number of rounds.
     """
 
     times: int
     sample_rate: float = 1.0
     count_multiplier: float | None = None
+    once: bool = False
 
 
 class PrivacySettings(Section):
@@ -198,6 +204,16 @@ class AlgorithmSettings(Section):
     def preset(cls, preset: str, dataset: str) -> Values:
         """Returns what a preset sets; keys that the settings do not have are dropped."""
         del preset, dataset
+        return {}
+
+    @classmethod
+    def around(cls, privacy: Values) -> Values:
+        """Returns what a preset sets elsewhere for these settings.
+
+        Args:
+            privacy: What is asked for in the section of the mechanism.
+        """
+        del privacy
         return {}
 
     def check(self, privacy: PrivacySettings | None) -> None:

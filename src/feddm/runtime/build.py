@@ -24,6 +24,7 @@ from feddm.core.compile import accelerated, check_precision, compiler_problem, f
 from feddm.core.examples import Examples
 from feddm.core.flops import forward_flops
 from feddm.core.models import ConvNet, Model, ResNet18
+from feddm.core.scattering import PublicFeatures, WhitenedFeatures
 from feddm.core.seeding import numpy_generator
 from feddm.core.tensors import CPU
 from feddm.data import partition
@@ -134,6 +135,8 @@ def build_server(
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, model, table)
     )
+    if isinstance(model, PublicFeatures | WhitenedFeatures):
+        compiled = False  # there is nothing to gain: features are computed once
     if compiled and (problem := compiler_problem(device)):
         compiled = False
         notices.append(f"torch.compile does not work here, continuing without it: {problem}")
@@ -244,6 +247,10 @@ def build_shards(config: PartitionConfig, dataset: Dataset, seed: int) -> partit
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> Model:
     """Returns the model for images of a shape."""
+    if config.name == "features":
+        return PublicFeatures(shape, num_classes)
+    if config.name == "surrogate":
+        return WhitenedFeatures(shape, num_classes)
     if config.name == "resnet18":
         return ResNet18(shape, num_classes, config.norm)
     return ConvNet(shape, num_classes, config.width, config.depth, config.norm)
