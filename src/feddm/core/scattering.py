@@ -10,7 +10,7 @@ each order gets the same length, and of every channel the low frequencies are ke
 
 All of it is public, so features may be centred, clipped and whitened with whatever a server
 sends, and yet nobody chooses what is looked at in an example. Features are rounded to half
-precision and kept in the process, because an image never has other features.
+precision and kept in the process, because an image has the same ones always.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +38,7 @@ PAD = 4  # pixels by which an image is continued at its edges
 WIDTH = 3.2  # standard deviation of an average, in pixels
 GRAY_FREQUENCIES, COLOR_FREQUENCIES, OPPONENT_FREQUENCIES = 4, 5, 3  # per direction
 CACHE_BYTES = 2**30
+PLACES = 16  # images in a batch
 _TINY = 1e-3  # added to lengths, so that flat images have finite features
 
 
@@ -94,19 +96,28 @@ class Scattering:
         return math.sqrt(sum(1 + order for order, _ in self.planes))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the features of images, of shape ``(n, size)``, from the cache if it can.
+        """Returns the features of images, of shape ``(n, size)``.
 
-        A batch is looked up as a whole: its last bits may depend on its size.
+        Those of an image depend on nothing else, not even in their last bits: it is computed
+        in a batch of fixed size, at a place that its own pixels choose.
         """
         with torch.no_grad():
-            x = x.contiguous()
-            content = hashlib.blake2b(x.cpu().numpy().data, digest_size=16)
-            key = (self, tuple(x.shape), content.digest())
-            found = _cache.get(key)
-            if found is None:
-                found = self._computed(x.float()).half()
-                _cache.put(key, found)
-            return found.float()
+            pixels = x.detach().float().cpu().contiguous()
+            keys = [_digest(image) for image in pixels.numpy()]
+            kept = ((key, _cache.get((self, key))) for key in dict.fromkeys(keys))
+            known = {key: row for key, row in kept if row is not None}
+            missing = {key: number for number, key in enumerate(keys) if key not in known}
+            for batch in _batches(missing):
+                images = pixels.new_zeros(PLACES, *self.shape)
+                for place, key in batch.items():
+                    images[place] = pixels[missing[key]]
+                computed = self._computed(images).half()
+                for place, key in batch.items():
+                    known[key] = computed[place].clone()
+                    _cache.put((self, key), known[key])
+            if not keys:
+                return x.new_zeros(0, self.size)
+            return torch.stack([known[key] for key in keys]).float().to(x.device)
 
     @property
     def _grid(self) -> tuple[int, int]:
@@ -320,6 +331,23 @@ def _cosines(num: int, low: int) -> Tensor:
     rows *= math.sqrt(2 / num)
     rows[0] /= math.sqrt(2)
     return rows.float()
+
+
+def _digest(image: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.blake2b(image.data, digest_size=16).digest()
+
+
+def _batches(keys: Iterable[bytes]) -> Iterator[dict[int, bytes]]:
+    """Yields batches of images by their places, which follow from their digests.
+
+    >>> list(_batches([b"b", b"c", b"r"]))  # 98, 99 and 114, so b and r have the same place
+    [{2: b'b', 3: b'c'}, {2: b'r'}]
+    """
+    queues: list[list[bytes]] = [[] for _ in range(PLACES)]
+    for key in keys:
+        queues[key[0] % PLACES].append(key)
+    for turn in range(max(map(len, queues))):
+        yield {place: queue[turn] for place, queue in enumerate(queues) if turn < len(queue)}
 
 
 class _Cache:
