@@ -62,6 +62,10 @@ class Summing:
     def planned(self) -> tuple[Event, ...]:
         return (Unprotected("sums"),)
 
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        return self.planned
+
     def planned_for(self, download: Records) -> tuple[Event, ...]:
         del download
         return self.planned

@@ -55,7 +55,7 @@ def test_features_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_forgets_the_oldest() -> None:
-    cache = scattering._Cache(most=100)
+    cache = scattering.Cache(most=100)
     for name in "abc":
         cache.put(name, torch.zeros(10))  # 40 bytes
         cache.get("a")

@@ -65,7 +65,11 @@ class Algorithm(Protocol):
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        """What a client releases of its examples: in one round, or in all if rounds differ."""
+        """What a client releases of its examples in one round, or in all if rounds differ."""
+
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        """What a client releases in all rounds."""
 
     def planned_for(self, download: Records) -> tuple[Event, ...]:
         """Returns what a client releases in the round of a download."""
@@ -153,6 +157,10 @@ class ConfiguredAlgorithm(Algorithm):
     @property
     def model(self) -> Model:
         return self.context.model
+
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        return self.planned * self.context.rounds
 
     @classmethod
     def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:

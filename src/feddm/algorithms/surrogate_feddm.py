@@ -133,6 +133,10 @@ class SurrogateFedDM(ConfiguredAlgorithm):
     def planned(self) -> tuple[Event, ...]:
         return self.schedule.planned
 
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        return self.planned
+
     def planned_for(self, download: Records) -> tuple[Event, ...]:
         return self.schedule.released(self._kinds(download))
 

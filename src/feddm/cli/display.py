@@ -8,14 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from feddm.algorithms.base import ConfiguredAlgorithm
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
 from feddm.data.partition import class_table
+from feddm.errors import ConfigError
 from feddm.runtime.build import LocalSetup
+from feddm.runtime.federation import cohort_size
 from feddm.runtime.results import to_line
 from feddm.runtime.run import Observer
 from feddm.runtime.wording import epsilon_cell, introduction, summary
@@ -105,7 +109,9 @@ class TextDisplay(Display):
             "parameters."
         )
         if config.privacy is not None:
-            self._print(introduction(config.privacy))
+            self._print(introduction(config.privacy, setup.algorithm.planned_in_all))
+            if config.guaranteed:
+                self._print(cost_text(config, setup))
         if config.data.validation:
             self._print(validation_text(config, len(setup.test or ())))
         self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
@@ -170,6 +176,26 @@ def clients_text(config: Config, setup: Setup) -> str:
     return (
         f"{number} clients with {sizes.min():,} to {sizes.max():,} of {sizes.sum():,} examples "
         f"and {(table > 0).sum(1).mean():.1f} of {classes} classes on average"
+    )
+
+
+def cost_text(config: Config, setup: Setup) -> str:
+    """Returns how many rounds there are, and what clients upload in them, if that is known."""
+    clients, classes = config.partition.clients, len(setup.info.classes)
+    # Whatever the examples are: as if all clients had the same.
+    number = setup.info.num_train / clients / classes
+    rounds = f"{config.rounds} rounds"
+    if not isinstance(setup.algorithm, ConfiguredAlgorithm):
+        return f"{rounds}."
+    try:
+        size = setup.algorithm.upload_size(np.full((clients, classes), number))
+    except ConfigError:  # it depends on the examples
+        return f"{rounds}."
+    each = size.num_bytes / clients
+    total = each * config.rounds * cohort_size(clients, config.participation)
+    return (
+        f"{rounds}, in which clients upload about {size_text(total)}: "
+        f"{size_text(each)} for each client and round."
     )
 
 

@@ -350,8 +350,8 @@ def _batches(keys: Iterable[bytes]) -> Iterator[dict[int, bytes]]:
         yield {place: queue[turn] for place, queue in enumerate(queues) if turn < len(queue)}
 
 
-class _Cache:
-    """The latest feature vectors, up to a number of bytes."""
+class Cache:
+    """Keeps the tensors that were used last, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -376,4 +376,4 @@ class _Cache:
                 self._bytes -= oldest.nbytes
 
 
-_cache = _Cache(CACHE_BYTES)
+_cache = Cache(CACHE_BYTES)

@@ -31,11 +31,12 @@ from torch import Tensor
 
 from feddm.config.schema import GuaranteedSettings
 from feddm.core.examples import Examples
-from feddm.core.scattering import WhitenedFeatures
+from feddm.core.scattering import Cache, WhitenedFeatures
 from feddm.core.tensors import Tensors
 from feddm.privacy.accounting import Released
 from feddm.privacy.clipping import GRID, shortened, whole
-from feddm.privacy.per_example import in_places
+from feddm.privacy.noise import digest
+from feddm.privacy.per_example import PLACES, in_places
 from feddm.privacy.units import Unit, units_of
 
 Kind = Literal["mean", "moments", "classes", "residual"]
@@ -46,6 +47,7 @@ assert FACTOR**2 == GRID
 COUNT_SHARE = 0.05  # of the squared bound of a mean, for the entry that counts
 # Products are below 2^32 in size, and sums of so many are exact in double precision.
 _EXACT = 2**20
+_whitened = Cache(2**30)
 
 
 class SurrogateSettings(GuaranteedSettings):
@@ -223,23 +225,20 @@ class Sums:
 
         An example sees no other: it has a place of its own in a batch of fixed size.
         """
-        classes = self.model.num_classes
-        width = {"mean": 1, "moments": 0, "classes": classes, "residual": classes}[kind]
+        if kind == "residual":
+            right = self._whitened(params, data).double()
+            return self._residuals(right, params["linear.weight"], data), right
+        width = {"mean": 1, "moments": 0, "classes": self.model.num_classes}[kind]
         left = torch.zeros(len(data), width, dtype=torch.float64)
         size = self.model.scattering.size + (kind == "mean")
         right = torch.zeros(len(data), size, dtype=torch.float64)
         rows = {"mean": self._mean_rows, "moments": self._centred, "classes": self._centred}
         for batch in in_places(data):
-            y = torch.zeros(len(batch.x), dtype=torch.int64)
-            y[batch.places] = data.y[batch.numbers]
-            if kind == "residual":
-                ours, theirs = self._residual_rows(params, batch.x, y)
-            else:
-                theirs = rows[kind](params, batch.x)
-                ours = torch.ones(len(y), 1) if kind == "mean" else _one_hot(y, classes)
-            right[batch.numbers] = _rounded(theirs)[batch.places]
-            if width:
-                left[batch.numbers] = _rounded(ours)[batch.places]
+            right[batch.numbers] = _rounded(rows[kind](params, batch.x))[batch.places]
+        if kind == "mean":
+            left[:] = FACTOR
+        elif kind == "classes":
+            left[torch.arange(len(data)), data.y] = FACTOR
         return left, right
 
     def _mean_rows(self, params: Tensors, x: Tensor) -> Tensor:
@@ -253,12 +252,42 @@ class Sums:
         """Returns centered features, clipped, with the clip as the unit."""
         return shortened((self.model.scattering(x) - params["center"]) / self.clip, 1.0)
 
-    def _residual_rows(self, params: Tensors, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns residuals and whitened features, each of length 1 at most."""
-        with torch.no_grad():
-            rows, logits = self.model(params, x)
-        residual = torch.softmax(logits, 1) - _one_hot(y, self.model.num_classes)
-        return shortened(residual, 1.0), shortened(rows, 1.0)
+    def _whitened(self, params: Tensors, data: Examples) -> Tensor:
+        """Returns whitened features in whole numbers of 1 / `FACTOR`, which float32 holds.
+
+        They are the same in all rounds with one whitening, and are kept.
+        """
+        sent = {name: tensor for name, tensor in params.items() if name != "linear.weight"}
+        key = (self, data.normalization, digest({"sent": sent, "data": {"x": data.x}}))
+        rows = _whitened.get(key)
+        if rows is None:
+            rows = torch.zeros(len(data), self.model.scattering.size)
+            for batch in in_places(data):
+                seen = self.model(params, batch.x).embedding
+                rows[batch.numbers] = _rounded(shortened(seen, 1.0)).float()[batch.places]
+            _whitened.put(key, rows)
+        return rows
+
+    def _residuals(self, rows: Tensor, weight: Tensor, data: Examples) -> Tensor:
+        """Returns ``softmax(W z) - onehot(y)``, clipped, in whole numbers of 1 / `FACTOR`.
+
+        Weights are rounded so that their products with features, and sums of these, are exact.
+        """
+        largest = float(weight.abs().max())
+        scale = largest / 2**30
+        if not 1e-30 < scale < 1e30:  # nothing, or nothing that can be used
+            weight, scale = torch.zeros_like(weight), 1.0
+        logits = (rows @ (weight.double() / scale).round().T * (scale / FACTOR)).float()
+        left = torch.zeros(len(rows), self.model.num_classes, dtype=torch.float64)
+        # Sums over classes are not exact: in each batch an example has a place of its own.
+        for numbers, places in _places(rows):
+            placed = torch.zeros(PLACES, self.model.num_classes)
+            placed[places] = logits[numbers]
+            y = torch.zeros(PLACES, dtype=torch.int64)
+            y[places] = data.y[numbers]
+            residual = torch.softmax(placed, 1) - _one_hot(y, self.model.num_classes)
+            left[numbers] = _rounded(shortened(residual, 1.0))[places]
+        return left
 
     def _products(self, kind: Kind, left: Tensor, right: Tensor) -> Tensor:
         """Returns the sum of products, exact, as one vector."""
@@ -282,6 +311,16 @@ class Sums:
 def _rounded(rows: Tensor) -> Tensor:
     """Returns rows in whole numbers of 1 / `FACTOR`, rounded towards 0."""
     return (rows.double() * FACTOR).trunc()
+
+
+def _places(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields batches of rows by their numbers, and the places that they choose themselves."""
+    places = rows.sum(1).long() % PLACES  # the sum is exact
+    same = places == torch.arange(PLACES)[:, None]
+    turns = (same.cumsum(1) - 1)[places, torch.arange(len(places))]
+    for turn in range(int(turns.max()) + 1 if len(turns) else 0):
+        numbers = (turns == turn).nonzero().flatten()
+        yield numbers, places[numbers]
 
 
 def _one_hot(y: Tensor, classes: int) -> Tensor:
