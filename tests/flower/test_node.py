@@ -90,7 +90,8 @@ def npz(path: Path, num: int = 20, seed: int = 0, **parts: Any) -> str:
 def owner(tmp_path: Path, client: int = 0, **parts: Any) -> Node:
     """Returns a node with its own data."""
     data = npz(tmp_path / f"own{client}.npz", seed=client, **parts)
-    return Node(Settings(client, tmp_path / f"node{client}", "lesions", data))
+    pinned: Any = {"classes": ("well", "ill"), "shape": (1, 8, 8)}
+    return Node(Settings(client, tmp_path / f"node{client}", "lesions", data, **pinned))
 
 
 def same(one: Reply, two: Reply) -> bool:
@@ -346,6 +347,28 @@ class TestOwnData:
             owner(tmp_path, **parts).hello(Job(A, own_config()))
 
     @pytest.mark.usefixtures("no_data")
+    @pytest.mark.parametrize("ask", ["hello", "work"])
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"data.own.classes": ["well", "canary"]}, "are well, ill, but .* well, canary"),
+            ({"data.own.shape": [3, 8, 8]}, "are 1, 8, 8, but the server asks for 3, 8, 8"),
+        ],
+    )
+    def test_classes_and_shape_are_the_owners_whatever_the_data(
+        self, tmp_path: Path, ask: str, change: dict[str, Any], says: str
+    ) -> None:
+        # No example is read, so a refusal tells nothing about any.
+        with pytest.raises(ConfigError, match=says):
+            getattr(owner(tmp_path), ask)(Job(A, own_config("feddm", PRIVATE | change)))
+
+    @pytest.mark.usefixtures("no_data")
+    def test_under_privacy_the_owner_must_have_said_them(self, tmp_path: Path) -> None:
+        node = Node(Settings(0, tmp_path, "lesions", npz(tmp_path / "own.npz")))
+        with pytest.raises(ConfigError, match="privacy needs classes and shape"):
+            node.hello(Job(A, own_config("feddm", PRIVATE)))
+
+    @pytest.mark.usefixtures("no_data")
     @pytest.mark.parametrize("ask", ["hello", "work", "evaluate"])
     def test_a_server_that_asks_for_other_data_is_refused(
         self, tmp_path: Path, ask: str
@@ -385,6 +408,7 @@ class TestPolicy:
         [
             ("epsilon = 4", "would have spent epsilon inf"),
             ("mechanisms = ['features']", "does not allow the mechanism none, only features"),
+            ("units = ['example']", "requires protection of the unit example"),
             ("noise_multiplier = 1", "noise multiplier of at least 1, got 0"),
             ("algorithms = ['feddm']", "does not allow the algorithm fedavg, only feddm"),
             ("[datasets.digits]\nepsilon = 1", "would have spent epsilon inf"),

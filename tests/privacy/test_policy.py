@@ -42,7 +42,9 @@ class TestCheck:
         with pytest.raises(BudgetError, match=r"at least 2, got 1\.5"):
             policy.check(ASKED, [Released(5, 2.0), Released(1, 1.5)])
 
-    @pytest.mark.parametrize("policy", [Policy(1e6), Policy(noise_multiplier=1e-9)])
+    @pytest.mark.parametrize(
+        "policy", [Policy(1e6), Policy(noise_multiplier=1e-9), Policy(units=("example",))]
+    )
     def test_an_unprotected_release_exceeds_any_limit(self, policy: Policy) -> None:
         with pytest.raises(BudgetError):
             policy.check(ASKED, [Unprotected("weights")])
