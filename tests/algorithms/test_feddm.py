@@ -1,10 +1,8 @@
 import pickle
-import typing
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
 
 from feddm.algorithms.base import Context, Upload
 from feddm.algorithms.feddm import (
@@ -22,8 +20,6 @@ from feddm.core.seeding import generator
 from feddm.core.tensors import Records, norm, num_bytes, num_floats, zip_map
 from feddm.core.training import ignore
 from feddm.errors import EmptyRoundError, UploadError
-from feddm.privacy.paper_noise import PaperNoise
-from feddm.privacy.release import Noise
 from toy import TwoParameters, pixels, point
 
 
@@ -33,7 +29,6 @@ def feddm(
     min_class_size: int = 10,
     coding: Type = "float32",
     server: dict[str, Any] | None = None,
-    privacy: PaperNoise | None = None,
     **synthesis: Any,
 ) -> FedDM:
     """Returns FedDM as in the paper, but that it takes no step."""
@@ -44,7 +39,7 @@ def feddm(
             server=ServerTraining(**{"lr": 1.0, "epochs": 1, **(server or {})}),
             synthesis=Synthesis(**{"steps": 0, **synthesis}),
         ),
-        Context(model, privacy=privacy),
+        Context(model),
     )
 
 
@@ -301,28 +296,6 @@ class TestReplay:
 
     def test_without_it_nothing_is_kept(self) -> None:
         assert all("replay" not in state for state in self.rounds())
-
-
-def test_the_papers_noise_goes_by_the_size_of_classes() -> None:
-    data = client({2: 40, 5: 12})
-    drawn: list[Tensor] = []
-
-    class Recorded(PaperNoise):
-        def perturbed(
-            self, gradient: Tensor, slots: Tensor, step: int, batches: Tensor, noise: Noise
-        ) -> Tensor:
-            drawn.append(batches)
-            return gradient
-
-    algorithm = feddm(steps=1, real_batch=16, privacy=Recorded())
-    download = {"params": algorithm.model.init(generator(0, "test"))}
-    noise = typing.cast(Noise, object())  # nobody asks it for anything
-    algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
-    assert [batches.tolist() for batches in drawn] == [[16, 12]]
-    drawn.clear()
-    algorithm = feddm(steps=1, real_batch="all", privacy=Recorded())
-    algorithm.local(download, data, {}, generator(0, "c"), ignore, noise)
-    assert [batches.tolist() for batches in drawn] == [[40, 12]]
 
 
 @pytest.mark.parametrize("type_", ["uint8", "webp"])

@@ -11,7 +11,6 @@ which they were made to match (`TrainsOnUnion.aggregate`).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from torch import Tensor
 from feddm.algorithms.base import ConfiguredAlgorithm, Context, LocalResult, Upload
 from feddm.algorithms.costs import ClassTable, Passes, UploadSize, Work, chances
 from feddm.config.presets import Choices, chosen
-from feddm.config.schema import AlgorithmSettings, Fraction, PrivacySettings, Section, Values
+from feddm.config.schema import AlgorithmSettings, Fraction, Section, Values
 from feddm.core.augmentation import Augmentation
 from feddm.core.coding import Coding, Type
 from feddm.core.examples import Examples, Members
@@ -42,10 +41,10 @@ from feddm.core.matching import (
 )
 from feddm.core.tensors import CPU, Records, Tensors, moved
 from feddm.core.training import SGD, Schedule, Tick, ball, train
-from feddm.errors import ConfigError, EmptyRoundError, UnfitAlgorithmError, UploadError
+from feddm.errors import EmptyRoundError, UnfitAlgorithmError, UploadError
 from feddm.privacy.accounting import Event, Unprotected
-from feddm.privacy.paper_noise import UNPROTECTED, PaperNoise
-from feddm.privacy.release import Noise, needed
+from feddm.privacy.paper_noise import UNPROTECTED
+from feddm.privacy.release import Noise
 
 DISTANCES = {"squared": matching_loss, "relative": relative_loss}
 # Why the size of an upload cannot be told.
@@ -335,13 +334,6 @@ class FedDMSettings(UnionSettings):
 
     synthesis: Synthesis = Synthesis()
 
-    def check(self, privacy: PrivacySettings | None) -> None:
-        if isinstance(privacy, PaperNoise) and self.synthesis.distance != "squared":
-            raise ConfigError(
-                "synthesis.distance must be squared with --privacy paper, whose bound is made "
-                "for it; choose a smaller synthesis.lr with it, such as 1"
-            )
-
 
 @dataclass(frozen=True)
 class FedDM(TrainsOnUnion):
@@ -353,7 +345,7 @@ class FedDM(TrainsOnUnion):
         "surrogate": "feddm.algorithms.surrogate_feddm:SurrogateFedDM",
         "features": "feddm.algorithms.feature_feddm:LearnsFromSums",
         "gradients": "feddm.algorithms.gradient_feddm:GradientFedDM",
-        "paper": "feddm.algorithms.feddm:FedDM",
+        "paper": "feddm.algorithms.noisy_feddm:NoisyFedDM",
     }
     settings: FedDMSettings
 
@@ -410,7 +402,7 @@ class FedDM(TrainsOnUnion):
             momentum=self.settings.synthesis.momentum,
             steps=self.settings.synthesis.steps,
             distance=DISTANCES[self.settings.synthesis.distance],
-            perturb=self._perturb(members, noise),
+            perturb=self.perturb(members, noise),
             tick=tick,
         )
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
@@ -449,15 +441,10 @@ class FedDM(TrainsOnUnion):
             return targets
         return itertools.cycle(itertools.islice(targets, synthesis.networks))
 
-    def _perturb(self, members: Members, noise: Noise | None) -> Perturb:
-        """Returns what is done to gradients: nothing, unless the paper's noise is asked for."""
-        privacy = self.context.privacy
-        if not isinstance(privacy, PaperNoise):
-            return unperturbed
-        batches = members.counts
-        if self.settings.synthesis.real_batch != "all":
-            batches = batches.clamp(max=self.settings.synthesis.real_batch)
-        return functools.partial(privacy.perturbed, batches=batches, noise=needed(noise))
+    def perturb(self, members: Members, noise: Noise | None) -> Perturb:
+        """Returns what is done to gradients: nothing here."""
+        del members, noise
+        return unperturbed
 
     @property
     def starts_from_real_images(self) -> bool:
