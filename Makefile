@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 FAST := not slow and (smoke or not deployment)
 
-.PHONY: help run test test-slow coverage check format dev clean docs
+.PHONY: help run run-private test test-slow coverage check format dev clean docs
 
 help:  ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 26
 
 run: $(VENV)/user  ## set up .venv, then run FedDM on the embedded digits
 	$(BIN)/feddm run
+
+run-private: $(VENV)/user  ## the same with privacy, epsilon 4 in all
+	$(BIN)/feddm run --preset private --ledger new
 
 test: dev check  ## set up .venv with the dev tools, then the checks and the test suite
 	BIN=$(BIN) scripts/test -m "$(FAST)"

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from feddm.config.messages import section_of, sentence
-from feddm.config.presets import PRESETS, merged, preset_values
+from feddm.config.presets import PRESETS, PRIVATE_EPSILON, merged, preset_values
 from feddm.config.registry import AlgorithmType, find_algorithm, find_mechanism
 from feddm.config.schema import AlgorithmSettings, Config, Values
 from feddm.errors import ConfigError, UnfitAlgorithmError
@@ -82,6 +82,11 @@ def resolve(
     name = over.get("preset", given.get("preset", "quick") if preset is None else preset)
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    asked = _privacy(given)
+    unnamed = asked.get("mechanism") not in ("none", "paper")
+    if name == "private" and unnamed and not {"epsilon", "noise_multiplier"} & {*asked}:
+        over = merged({"privacy": {"epsilon": PRIVATE_EPSILON}}, over)
+        given = merged(file, over)
     dataset = _text(given, "data", "name", "digits")
     algorithm = _text(given, "algorithm", "name", "feddm")
     mechanism = _mechanism(file, over, find_algorithm(algorithm))

@@ -248,7 +248,9 @@ class Config(Section):
     The types of `algorithm` and `privacy` depend on their names: see `config_type`.
     """
 
-    preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
+    preset: Literal["quick", "paper", "private"] = Field(
+        "quick", description="Values under all others."
+    )
     seed: NonNegativeInt = Field(0, description="Seed of all randomness.")
     rounds: PositiveInt = Field(20, description="Rounds of communication.")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(
