@@ -18,7 +18,16 @@ LEAST = [
     *("--set", "model.width=4", "--set", "model.depth=2"),
 ]
 SMALL = [*LEAST, "--ipc", "1", "--set", "server.epochs=1"]  # with settings of FedDM
-SERVER = ["--epsilon", "4", "--ledger", "new", "--set", "synthesis.steps=1"]
+SERVER = [
+    "--epsilon",
+    "4",
+    "--privacy",
+    "features",
+    "--ledger",
+    "new",
+    "--set",
+    "synthesis.steps=1",
+]
 FEATURES = [*SERVER, "--set", "privacy.learn=client"]
 FIXED = [*FEATURES, "--set", "privacy.test_secret=known"]
 PAPER = ["--privacy", "paper", "--ledger", "new", "--set", "synthesis.steps=1"]
@@ -173,7 +182,15 @@ class TestStudies:
         self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-        study = [*command, "--epsilon", "4", "--out", str(tmp_path / "study")]
+        study = [
+            *command,
+            "--epsilon",
+            "4",
+            "--privacy",
+            "features",
+            "--out",
+            str(tmp_path / "study"),
+        ]
         says = refused(*study)
         assert "share one budget" in says
         assert "--ledger new" in says

@@ -187,7 +187,7 @@ class TestMistakes:
             ),
             (
                 {"model.name": "vgg"},
-                "model.name must be one of convnet, resnet18, got 'vgg'",
+                "model.name must be one of convnet, resnet18, features, surrogate, got 'vgg'",
             ),
             (
                 {"synthesis.networks": "frehs"},

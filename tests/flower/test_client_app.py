@@ -30,7 +30,11 @@ pytestmark = pytest.mark.usefixtures("inside_an_app")
 OPEN = resolve(
     options={"algorithm": "fedavg", "clients": CLIENTS}, settings=SETTINGS, shared=True
 )
-PRIVATE = resolve(options={"clients": CLIENTS, "epsilon": 4.0}, settings=SETTINGS, shared=True)
+PRIVATE = resolve(
+    options={"clients": CLIENTS, "epsilon": 4.0, "privacy": "features"},
+    settings=SETTINGS,
+    shared=True,
+)
 KINDS = (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE)
 METHODS = ("hello", "work", "evaluate")
 

@@ -126,7 +126,7 @@ class TestFile:
             ("noise_multiplier = false", "noise_multiplier must be"),
             (
                 "mechanisms = 'features'",
-                "mechanisms must be a list, each one of none, features,",
+                "mechanisms must be a list, each one of none, surrogate, features,",
             ),
             ("mechanisms = ['feature']", r"mechanisms must be a list, .*, got \['feature'\]"),
             ("algorithms = ['fedagv']", "unknown algorithm fedagv .did you mean fedavg"),

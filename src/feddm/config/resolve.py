@@ -221,7 +221,7 @@ def _preset(
     settings = section_of(kind, ["algorithm"])
     assert settings is not None and issubclass(settings, AlgorithmSettings)
     own = _known(settings.preset(preset, dataset), settings)
-    values = merged(preset_values(preset, dataset, model), settings.around(privacy))
+    values = merged(preset_values(preset, dataset, model), settings.around(dataset, privacy))
     values = merged(values, {"algorithm": own})
     complete = _parsed(kind, merged(values, least))
     return complete.model_dump(include=set(_PRESET))

@@ -207,13 +207,14 @@ class AlgorithmSettings(Section):
         return {}
 
     @classmethod
-    def around(cls, privacy: Values) -> Values:
+    def around(cls, dataset: str, privacy: Values) -> Values:
         """Returns what a preset sets elsewhere for these settings.
 
         Args:
+            dataset: Name of the data set.
             privacy: What is asked for in the section of the mechanism.
         """
-        del privacy
+        del dataset, privacy
         return {}
 
     def check(self, privacy: PrivacySettings | None) -> None:
