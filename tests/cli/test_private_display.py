@@ -127,7 +127,8 @@ class TestStudies:
     def test_compare_shows_epsilon_everywhere(self, tmp_path: Path) -> None:
         (tmp_path / "ours.toml").write_text(
             '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
-            '[privacy]\nepsilon = 2.0\nlearn = "server"\nledger = "new"\n'
+            '[privacy]\nmechanism = "features"\nepsilon = 2.0\nlearn = "server"\n'
+            'ledger = "new"\n'
         )
         (tmp_path / "paper.toml").write_text(
             '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
@@ -172,9 +173,9 @@ class TestStudies:
         "command",
         [
             ["compare", "--algorithms", "feddm,fedavg"],
-            ["tune", "--algorithm", "feddm", "--grid", "synthesis.lr=1,2"],
+            ["tune", "--algorithm", "feddm", "--grid", "server.lr=1,2"],
             ["tune", "--algorithm", "fedavg"],
-            ["ablate", "--change", "mine:synthesis.lr=1"],
+            ["ablate", "--change", "mine:server.lr=1"],
         ],
         ids=str,
     )
@@ -182,15 +183,7 @@ class TestStudies:
         self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-        study = [
-            *command,
-            "--epsilon",
-            "4",
-            "--privacy",
-            "features",
-            "--out",
-            str(tmp_path / "study"),
-        ]
+        study = [*command, "--epsilon", "4", "--out", str(tmp_path / "study")]
         says = refused(*study)
         assert "share one budget" in says
         assert "--ledger new" in says

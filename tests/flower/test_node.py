@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -479,7 +480,7 @@ class TestPrivacy:
         }
         assert reply.seconds == 0.0  # the real time could reveal something about examples
         # A second federation, in which it has another client number.
-        moved = Node(Settings(1, node.settings.folder, "lesions", node.settings.data))
+        moved = Node(replace(node.settings, client=1))
         again, _ = moved.work(first(self.CONFIG, B))
         both = epsilon([Released(4, 20.0)], DELTA)
         assert again.metrics["epsilon"] == pytest.approx(both)
@@ -513,7 +514,7 @@ class TestPrivacy:
         node.work(first(self.CONFIG))
         # Any example could be in both files.
         more = npz(tmp_path / "more.npz", num=30)
-        changed = Node(Settings(0, node.settings.folder, "lesions", more))
+        changed = Node(replace(node.settings, data=more))
         reply, _ = changed.work(first(self.CONFIG, B))
         assert reply.metrics["epsilon"] == pytest.approx(epsilon([Released(4, 20.0)], DELTA))
 

@@ -109,9 +109,8 @@ class TextDisplay(Display):
             "parameters."
         )
         if config.privacy is not None:
-            self._print(introduction(config.privacy, setup.algorithm.planned_in_all))
-            if config.guaranteed:
-                self._print(cost_text(config, setup))
+            about = introduction(config.privacy, setup.algorithm.planned_in_all)
+            self._print(f"{about} {cost_text(config, setup)}" if config.guaranteed else about)
         if config.data.validation:
             self._print(validation_text(config, len(setup.test or ())))
         self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
@@ -184,7 +183,7 @@ def cost_text(config: Config, setup: Setup) -> str:
     clients, classes = config.partition.clients, len(setup.info.classes)
     # Whatever the examples are: as if all clients had the same.
     number = setup.info.num_train / clients / classes
-    rounds = f"{config.rounds} rounds"
+    rounds = f"{config.rounds} round{'s' if config.rounds > 1 else ''}"
     if not isinstance(setup.algorithm, ConfiguredAlgorithm):
         return f"{rounds}."
     try:
