@@ -104,6 +104,14 @@ study-paper-%: dev  ## a table or figure of the paper, as study-paper-ipc
 	$(BIN)/feddm paper $* --scale small $(ARGS)
 	$(BIN)/python scripts/record paper-$* runs/paper/small/$*
 
+# Privacy: accuracy at a total epsilon, as study-private-mnist-1 and study-private-cifar10-8, and DP-FedAvg
+# on the same public features. About ten minutes for each run.
+PRIVATE = $(BIN)/feddm compare --alpha 0.5 --seeds 0,1,2 --ledger new
+
+study-private-%: dev  ## private FedDM on a data set at an epsilon, as study-private-mnist-1
+	$(PRIVATE) --algorithms feddm --dataset $(firstword $(subst :, ,$(shell echo $* | sed 's/-\([0-9.]*\)$$/:\1/'))) --epsilon $(lastword $(subst -, ,$*)) --out runs/$@
+	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
+
 study-flower: dev  ## what a deployment costs, and many nodes
 	$(BIN)/python scripts/measure-flower runs/flower.json
 	$(BIN)/python scripts/record flower runs/flower.json
