@@ -62,6 +62,14 @@ class Summing:
     def planned(self) -> tuple[Event, ...]:
         return (Unprotected("sums"),)
 
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        return self.planned
+
+    def planned_for(self, download: Records) -> tuple[Event, ...]:
+        del download
+        return self.planned
+
     def init(self, params: Tensors) -> Records:
         return {"params": params, "sum": {"value": torch.zeros(())}}
 

@@ -15,6 +15,8 @@
   - BudgetError            a release would exceed a privacy budget or a client's policy
 """
 
+from __future__ import annotations
+
 
 class FedDMError(Exception):
     """Base class of all errors you can fix; the message is one line that says how."""
@@ -65,4 +67,18 @@ class MissingExtraError(FedDMError):
 
 
 class BudgetError(FedDMError):
-    """A release would exceed a privacy budget or a client's policy."""
+    """A release would exceed a privacy budget or a client's policy.
+
+    Args:
+        text: The message for the client itself.
+        told: What a server may read of it, which has no path and nothing about other
+            federations; by default the message.
+    """
+
+    def __init__(self, text: str, told: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.told = told or text
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, str]]:
+        return type(self), (self.text, self.told)

@@ -190,7 +190,7 @@ class TestMistakes:
             ),
             (
                 ["config", "--preset", "thesis"],
-                "preset must be one of quick, paper, got 'thesis'",
+                "preset must be one of quick, paper, private, got 'thesis'",
             ),
             (
                 ["run", "--workers", "many"],

@@ -121,7 +121,17 @@ class TestAfterARun:
     def test_a_spent_budget_stays_spent(self, ledgers: Path, tmp_path: Path) -> None:
         ledger = ("--set", f"privacy.ledger={ledgers}")
         with pytest.raises(FedDMError, match="no budget is left"):
-            run("run", "--epsilon", "0.5", *ledger, *SMALL, "--out", str(tmp_path / "run"))
+            run(
+                "run",
+                "--epsilon",
+                "0.5",
+                "--privacy",
+                "features",
+                *ledger,
+                *SMALL,
+                "--out",
+                str(tmp_path / "run"),
+            )
 
 
 class TestUnits:

@@ -18,7 +18,16 @@ LEAST = [
     *("--set", "model.width=4", "--set", "model.depth=2"),
 ]
 SMALL = [*LEAST, "--ipc", "1", "--set", "server.epochs=1"]  # with settings of FedDM
-SERVER = ["--epsilon", "4", "--ledger", "new", "--set", "synthesis.steps=1"]
+SERVER = [
+    "--epsilon",
+    "4",
+    "--privacy",
+    "features",
+    "--ledger",
+    "new",
+    "--set",
+    "synthesis.steps=1",
+]
 FEATURES = [*SERVER, "--set", "privacy.learn=client"]
 FIXED = [*FEATURES, "--set", "privacy.test_secret=known"]
 PAPER = ["--privacy", "paper", "--ledger", "new", "--set", "synthesis.steps=1"]
@@ -118,7 +127,8 @@ class TestStudies:
     def test_compare_shows_epsilon_everywhere(self, tmp_path: Path) -> None:
         (tmp_path / "ours.toml").write_text(
             '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
-            '[privacy]\nepsilon = 2.0\nlearn = "server"\nledger = "new"\n'
+            '[privacy]\nmechanism = "features"\nepsilon = 2.0\nlearn = "server"\n'
+            'ledger = "new"\n'
         )
         (tmp_path / "paper.toml").write_text(
             '[algorithm]\nname = "feddm"\n[algorithm.synthesis]\nsteps = 1\n'
@@ -163,9 +173,9 @@ class TestStudies:
         "command",
         [
             ["compare", "--algorithms", "feddm,fedavg"],
-            ["tune", "--algorithm", "feddm", "--grid", "synthesis.lr=1,2"],
+            ["tune", "--algorithm", "feddm", "--grid", "server.lr=1,2"],
             ["tune", "--algorithm", "fedavg"],
-            ["ablate", "--change", "mine:synthesis.lr=1"],
+            ["ablate", "--change", "mine:server.lr=1"],
         ],
         ids=str,
     )

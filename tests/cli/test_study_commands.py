@@ -379,7 +379,7 @@ class TestMessageSizeUnderPrivacy:
             assert rows[0]["floats"] == pytest.approx(sum(r.floats_up for r in sent) / 2)
 
     def test_sums_by_hand(self) -> None:
-        server = ("--epsilon", "4", "--set")
+        server = ("--privacy", "features", "--epsilon", "4", "--set")
         rows = json.loads(run(*self.COMMAND, *server, "synthesis.networks=3"))
         # Three clients, three networks, ten classes; 64 features, ten logits and a count.
         assert rows[0]["floats"] == 3 * 3 * 10 * (64 + 10 + 1)
@@ -408,18 +408,20 @@ class TestMessageSizeUnderPrivacy:
         command = [*self.COMMAND, "--set", "partition.scheme=iid"]
         command += ["--set", "privacy.learn=client"]
         large, small = (
-            json.loads(run(*command, "--epsilon", epsilon, "--rounds", "20"))[0]["floats"]
+            json.loads(
+                run(*command, "--privacy", "features", "--epsilon", epsilon, "--rounds", "20")
+            )[0]["floats"]
             for epsilon in ("8", "0.5")
         )
         assert small < 0.9 * large
 
     def test_baselines_send_what_they_send_without(self) -> None:
         plain = json.loads(run(*self.COMMAND))
-        private = json.loads(run(*self.COMMAND, "--epsilon", "4"))
+        private = json.loads(run(*self.COMMAND, "--privacy", "features", "--epsilon", "4"))
         assert private[1:] == plain[1:]
 
     def test_private_weights_are_what_runs_send(self, tmp_path: Path) -> None:
-        rows = json.loads(run(*self.COMMAND, "--epsilon", "4"))
+        rows = json.loads(run(*self.COMMAND, "--privacy", "features", "--epsilon", "4"))
         settings = {key: tiny.SETTINGS[key] for key in ("model.width", "model.depth")}
         private = {"privacy.noise_multiplier": 1.0, "privacy.steps": 1}
         for row, algorithm in zip(rows[1:], ("fedavg", "fednova", "scaffold"), strict=True):
@@ -435,7 +437,15 @@ class TestMessageSizeUnderPrivacy:
     def test_what_cannot_be_known_is_told(self) -> None:
         with pytest.raises(ConfigError, match="depends on the examples which classes"):
             run(
-                *(*self.COMMAND, "--epsilon", "4", "--set", "privacy.unit=client"),
+                *(
+                    *self.COMMAND,
+                    "--privacy",
+                    "features",
+                    "--epsilon",
+                    "4",
+                    "--set",
+                    "privacy.unit=client",
+                ),
                 *("--set", "privacy.learn=client"),
             )
 
@@ -443,7 +453,10 @@ class TestMessageSizeUnderPrivacy:
         monkeypatch.setitem(published.MESSAGES, "digits", {0.5: 123})
         command = ["message-size", "--alpha", "0.5", "--splits", "2", "--json"]
         assert json.loads(run(*command))[0]["paper"] == 123
-        assert json.loads(run(*command, "--epsilon", "4"))[0]["paper"] is None
+        assert (
+            json.loads(run(*command, "--privacy", "features", "--epsilon", "4"))[0]["paper"]
+            is None
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from feddm.config.resolve import flat, qualified, resolve
 from feddm.config.schema import Config
 from feddm.errors import ConfigError, UnfitAlgorithmError
 
-FEATURES: dict[str, Any] = {"privacy.epsilon": 4.0}
+FEATURES: dict[str, Any] = {"privacy.epsilon": 4.0, "privacy.mechanism": "features"}
 IMAGES: dict[str, Any] = {"privacy.epsilon": 4.0, "privacy.mechanism": "gradients"}
 WEIGHTS: dict[str, Any] = {"privacy.epsilon": 4.0, "algorithm": "fedavg"}
 PAPER: dict[str, Any] = {"privacy.mechanism": "paper"}
@@ -74,7 +74,7 @@ class TestWhatDoesNotExist:
     def test_a_file_without_privacy_can_be_run_with_it(self) -> None:
         # What exists in both counts; how images start is decided by the guarantee.
         file = resolve(settings={"server.epochs": 7, "synthesis.start": "real"}).model_dump()
-        private = resolve(file, options={"epsilon": 4.0})
+        private = resolve(file, options={"epsilon": 4.0, "privacy": "features"})
         assert at(private, "server.epochs") == 7
         assert at(private, "synthesis.start") is None
 
@@ -123,7 +123,7 @@ def test_without_privacy_there_is_none() -> None:
         ),
         ({"mechanism": "none", "bogus": 1.0}, "privacy.bogus does nothing with the mechanism"),
         ({"mechanism": "features"}, "privacy needs a budget or the noise"),
-        ({"mechanism": "magic"}, "privacy.mechanism must be one of none, features,"),
+        ({"mechanism": "magic"}, "privacy.mechanism must be one of none, surrogate, features,"),
         ({"epsilon": -1.0}, r"privacy.epsilon must be a number of at least 0, got -1.0"),
     ],
 )
@@ -182,7 +182,7 @@ class TestFilesAndTheCommandLine:
 
     def test_an_open_file_can_be_run_with_privacy(self) -> None:
         config = resolve({"privacy": {"mechanism": "none"}}, options={"epsilon": 4.0})
-        assert (config.mechanism, at(config, "privacy.epsilon")) == ("features", 4.0)
+        assert (config.mechanism, at(config, "privacy.epsilon")) == ("surrogate", 4.0)
 
     def test_another_budget_keeps_the_mechanism(self) -> None:
         config = resolve(self.PRIVATE, options={"epsilon": 2.0, "delta": 1e-7})

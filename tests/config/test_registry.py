@@ -53,7 +53,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_built_in_algorithms_come_first() -> None:
     assert algorithm_names() == ("feddm", "fedavg", "fedprox", "fednova", "scaffold", "real")
-    assert mechanism_names() == ("features", "gradients", "paper")
+    assert mechanism_names() == ("surrogate", "features", "gradients", "paper")
     for name in algorithm_names():
         assert issubclass(find_algorithm(name), ConfiguredAlgorithm)
 
@@ -113,5 +113,7 @@ def test_an_unknown_name_lists_those_that_there_are() -> None:
         ConfigError, match=r"^algorithm must be one of feddm, .*, got 'fedsgd'$"
     ):
         find_algorithm("fedsgd")
-    with pytest.raises(ConfigError, match=r"one of none, features, gradients, paper, got"):
+    with pytest.raises(
+        ConfigError, match=r"one of none, surrogate, features, gradients, paper, got"
+    ):
         registry.find_mechanism("magic")

@@ -34,7 +34,9 @@ def test_a_file_for_another_algorithm() -> None:
 
 
 def test_a_file_for_another_mechanism() -> None:
-    file = {"privacy": {"epsilon": 4.0, "learn": "client", "clip": 2.0}}
+    file = {
+        "privacy": {"mechanism": "features", "epsilon": 4.0, "learn": "client", "clip": 2.0}
+    }
     found = resolve(file, options={"privacy": "gradients"})
     assert found == resolve(
         options={"privacy": "gradients", "epsilon": 4.0}, settings={"privacy.clip": 2.0}

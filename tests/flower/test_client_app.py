@@ -20,7 +20,7 @@ from feddm.errors import (
     UploadError,
 )
 from feddm.flower import wire
-from feddm.flower.client_app import app, client_app
+from feddm.flower.client_app import LEDGER_FAILED, app, client_app
 from feddm.flower.node import Job, Node
 from feddm.runtime.federation import SiteRecord
 from tiny import CLIENTS, SETTINGS
@@ -30,7 +30,11 @@ pytestmark = pytest.mark.usefixtures("inside_an_app")
 OPEN = resolve(
     options={"algorithm": "fedavg", "clients": CLIENTS}, settings=SETTINGS, shared=True
 )
-PRIVATE = resolve(options={"clients": CLIENTS, "epsilon": 4.0}, settings=SETTINGS, shared=True)
+PRIVATE = resolve(
+    options={"clients": CLIENTS, "epsilon": 4.0, "privacy": "features"},
+    settings=SETTINGS,
+    shared=True,
+)
 KINDS = (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE)
 METHODS = ("hello", "work", "evaluate")
 
@@ -116,13 +120,39 @@ def test_without_privacy_the_server_learns_the_reason(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", [OPEN, PRIVATE], ids=["open", "private"])
-@pytest.mark.parametrize("error", [BudgetError, ConfigError, LedgerError])
-def test_the_server_always_learns_why_a_node_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, config: Any, error: Any
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConfigError("a round has 3 clients"), "a round has 3 clients"),
+        (BudgetError("it may spend 4 (/home/a/policy.toml)", told="no more"), "no more"),
+        (LedgerError("/home/a/policy.toml is damaged"), LEDGER_FAILED),
+    ],
+)
+def test_the_server_always_learns_why_a_node_refuses_but_no_paths(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    config: Any,
+    error: Exception,
+    told: str,
 ) -> None:
-    failing(monkeypatch, error("a client may spend 4"))
+    failing(monkeypatch, error)
     answer = asked(wire.to_job(Job("a" * 32, config)), context(tmp_path / "node"), kind)
-    assert error_of(answer) == "a client may spend 4"
+    assert error_of(answer) == told
+    if told != str(error):  # the owner can read all of it
+        assert "/home/a" in (tmp_path / "node/errors.log").read_text()
+
+
+def test_a_real_refusal_has_no_path_and_no_other_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("epsilon = 0.01")
+    monkeypatch.setenv("FEDDM_POLICY", str(policy))
+    noise = {"privacy.mechanism": "features", "privacy.noise_multiplier": 20.0}
+    private = resolve(options={"clients": CLIENTS}, settings={**SETTINGS, **noise}, shared=True)
+    told = error_of(asked(wire.to_job(Job("a" * 32, private)), context(tmp_path / "node")))
+    assert told == "the client's privacy budget does not allow this round"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def npz(path: Path, num: int = 20, seed: int = 0, **parts: Any) -> str:
 def owner(tmp_path: Path, client: int = 0, **parts: Any) -> Node:
     """Returns a node with its own data."""
     data = npz(tmp_path / f"own{client}.npz", seed=client, **parts)
-    return Node(Settings(client, tmp_path / f"node{client}", "lesions", data))
+    pinned: Any = {"classes": ("well", "ill"), "shape": (1, 8, 8)}
+    return Node(Settings(client, tmp_path / f"node{client}", "lesions", data, **pinned))
 
 
 def same(one: Reply, two: Reply) -> bool:
@@ -346,6 +348,28 @@ class TestOwnData:
             owner(tmp_path, **parts).hello(Job(A, own_config()))
 
     @pytest.mark.usefixtures("no_data")
+    @pytest.mark.parametrize("ask", ["hello", "work"])
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"data.own.classes": ["well", "canary"]}, "are well, ill, but .* well, canary"),
+            ({"data.own.shape": [3, 8, 8]}, "are 1, 8, 8, but the server asks for 3, 8, 8"),
+        ],
+    )
+    def test_classes_and_shape_are_the_owners_whatever_the_data(
+        self, tmp_path: Path, ask: str, change: dict[str, Any], says: str
+    ) -> None:
+        # No example is read, so a refusal tells nothing about any.
+        with pytest.raises(ConfigError, match=says):
+            getattr(owner(tmp_path), ask)(Job(A, own_config("feddm", PRIVATE | change)))
+
+    @pytest.mark.usefixtures("no_data")
+    def test_under_privacy_the_owner_must_have_said_them(self, tmp_path: Path) -> None:
+        node = Node(Settings(0, tmp_path, "lesions", npz(tmp_path / "own.npz")))
+        with pytest.raises(ConfigError, match="privacy needs classes and shape"):
+            node.hello(Job(A, own_config("feddm", PRIVATE)))
+
+    @pytest.mark.usefixtures("no_data")
     @pytest.mark.parametrize("ask", ["hello", "work", "evaluate"])
     def test_a_server_that_asks_for_other_data_is_refused(
         self, tmp_path: Path, ask: str
@@ -385,6 +409,7 @@ class TestPolicy:
         [
             ("epsilon = 4", "would have spent epsilon inf"),
             ("mechanisms = ['features']", "does not allow the mechanism none, only features"),
+            ("units = ['example']", "requires protection of the unit example"),
             ("noise_multiplier = 1", "noise multiplier of at least 1, got 0"),
             ("algorithms = ['feddm']", "does not allow the algorithm fedavg, only feddm"),
             ("[datasets.digits]\nepsilon = 1", "would have spent epsilon inf"),
@@ -455,7 +480,7 @@ class TestPrivacy:
         }
         assert reply.seconds == 0.0  # the real time could reveal something about examples
         # A second federation, in which it has another client number.
-        moved = Node(Settings(1, node.settings.folder, "lesions", node.settings.data))
+        moved = Node(replace(node.settings, client=1))
         again, _ = moved.work(first(self.CONFIG, B))
         both = epsilon([Released(4, 20.0)], DELTA)
         assert again.metrics["epsilon"] == pytest.approx(both)
@@ -489,7 +514,7 @@ class TestPrivacy:
         node.work(first(self.CONFIG))
         # Any example could be in both files.
         more = npz(tmp_path / "more.npz", num=30)
-        changed = Node(Settings(0, node.settings.folder, "lesions", more))
+        changed = Node(replace(node.settings, data=more))
         reply, _ = changed.work(first(self.CONFIG, B))
         assert reply.metrics["epsilon"] == pytest.approx(epsilon([Released(4, 20.0)], DELTA))
 

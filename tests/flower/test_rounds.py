@@ -115,7 +115,11 @@ def test_nodes_evaluate_if_the_server_has_no_test_set(tmp_path: Path) -> None:
     assert again.records == result.records
 
 
-PRIVATE: dict[str, Any] = {"privacy.epsilon": 4.0, "privacy.delta": 1e-5}
+PRIVATE: dict[str, Any] = {
+    "privacy.mechanism": "features",
+    "privacy.epsilon": 4.0,
+    "privacy.delta": 1e-5,
+}
 
 
 class TestPrivacy:

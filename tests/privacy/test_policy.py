@@ -42,7 +42,9 @@ class TestCheck:
         with pytest.raises(BudgetError, match=r"at least 2, got 1\.5"):
             policy.check(ASKED, [Released(5, 2.0), Released(1, 1.5)])
 
-    @pytest.mark.parametrize("policy", [Policy(1e6), Policy(noise_multiplier=1e-9)])
+    @pytest.mark.parametrize(
+        "policy", [Policy(1e6), Policy(noise_multiplier=1e-9), Policy(units=("example",))]
+    )
     def test_an_unprotected_release_exceeds_any_limit(self, policy: Policy) -> None:
         with pytest.raises(BudgetError):
             policy.check(ASKED, [Unprotected("weights")])
@@ -124,7 +126,7 @@ class TestFile:
             ("noise_multiplier = false", "noise_multiplier must be"),
             (
                 "mechanisms = 'features'",
-                "mechanisms must be a list, each one of none, features,",
+                "mechanisms must be a list, each one of none, surrogate, features,",
             ),
             ("mechanisms = ['feature']", r"mechanisms must be a list, .*, got \['feature'\]"),
             ("algorithms = ['fedagv']", "unknown algorithm fedagv .did you mean fedavg"),

@@ -31,8 +31,9 @@ from tiny import CLIENTS, SETTINGS, run_tiny, timeless_results
 GIVEN = 20.0  # a noise multiplier that makes a round cheap
 FEW = SETTINGS | {"data.validation": 0.9}  # training on a tenth of the examples
 KINDS: dict[str, dict[str, Any]] = {
-    "features": {"epsilon": 4.0, "set": {"privacy.learn": "client"}},
-    "server": {"epsilon": 4.0},
+    "features": {"epsilon": 4.0, "privacy": "features", "set": {"privacy.learn": "client"}},
+    "server": {"epsilon": 4.0, "privacy": "features"},
+    "surrogate": {"epsilon": 4.0},
     "gradients": {"epsilon": 4.0, "privacy": "gradients"},
     "fedavg": {"epsilon": 4.0, "algorithm": "fedavg"},
     "fedprox": {"epsilon": 4.0, "algorithm": "fedprox"},
@@ -675,7 +676,7 @@ def test_settings_without_a_guarantee_are_refused(
     ("options", "expected"),
     [
         ({}, "none"),
-        ({"epsilon": 1.0}, "features"),
+        ({"epsilon": 1.0}, "surrogate"),
         ({"epsilon": 1.0, "algorithm": "fedavg"}, "gradients"),
         ({"epsilon": 1.0, "privacy": "gradients"}, "gradients"),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from feddm.config.registry import find_mechanism
 from feddm.config.schema import PrivacySettings
+from feddm.privacy.accounting import Released
 from feddm.runtime.federation import ClientRecord, RoundRecord
 from feddm.runtime.results import from_line, to_line
 from feddm.runtime.wording import introduction, label, nominal_epsilon, promised, summary
@@ -83,6 +84,19 @@ class TestWords:
         assert "all examples of one client, added or removed" in text
         assert text.endswith("Clients compose in parallel; rounds add up.")
         assert "not private" not in text.lower() and "no guarantee" not in text
+
+    def test_without_a_budget_it_says_what_the_noise_gives(self) -> None:
+        # One Gaussian release with multiplier 3.7306 has epsilon 1 at delta 1e-5.
+        mechanism = find_mechanism("features")(noise_multiplier=3.7306)
+        text = introduction(mechanism, [Released(1, 3.7306)])
+        assert text.startswith("Private by features: epsilon 1 in this run at delta 1e-05")
+
+    def test_hardly_any_noise_is_not_called_private(self) -> None:
+        mechanism = find_mechanism("features")(noise_multiplier=0.01)
+        text = introduction(mechanism, [Released(2, 0.01)])
+        assert "rivate by" not in text
+        assert "epsilon 1.06e+04 in this run" in text
+        assert "protects nobody" in text
 
     def test_fixed_secrets(self) -> None:
         assert introduction(privacy(test_secret="x")).startswith("Not private: ")

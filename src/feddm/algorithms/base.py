@@ -65,7 +65,16 @@ class Algorithm(Protocol):
 
     @property
     def planned(self) -> tuple[Event, ...]:
-        """What a client releases of its examples in one round; known beforehand."""
+        """What a client releases of its examples in one round, or in all if rounds differ."""
+
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        """What a client releases in all rounds."""
+
+    def planned_for(self, download: Records) -> tuple[Event, ...]:
+        """Returns what a client releases in the round of a download."""
+        del download
+        return self.planned
 
     def init(self, params: Tensors) -> Records:
         """Returns the state before the first round."""
@@ -149,6 +158,10 @@ class ConfiguredAlgorithm(Algorithm):
     def model(self) -> Model:
         return self.context.model
 
+    @property
+    def planned_in_all(self) -> tuple[Event, ...]:
+        return self.planned * self.context.rounds
+
     @classmethod
     def settings_type(cls, mechanism: str | None) -> type[AlgorithmSettings]:
         """Returns the settings under a privacy mechanism, or without one."""
@@ -180,7 +193,7 @@ def guaranteed(
     settings: AlgorithmSettings, privacy: GuaranteedSettings
 ) -> tuple[Released, ...]:
     """Returns what a client releases per round under a mechanism with a guarantee."""
-    times, sample_rate, count_multiplier = settings.releases(privacy)
+    times, sample_rate, count_multiplier, _ = settings.releases(privacy)
     counts = () if count_multiplier is None else (Released(1, count_multiplier),)
     return (*counts, Released(times, privacy.noise_multiplier, sample_rate))
 

@@ -354,6 +354,7 @@ class FedDM(TrainsOnUnion):
     Settings = FedDMSettings
     # The class for each mechanism; a budget alone gives the first.
     variants: ClassVar[Mapping[str, str]] = {
+        "surrogate": "feddm.algorithms.surrogate_feddm:SurrogateFedDM",
         "features": "feddm.algorithms.feature_feddm:LearnsFromSums",
         "gradients": "feddm.algorithms.gradient_feddm:GradientFedDM",
         "paper": "feddm.algorithms.noisy_feddm:NoisyFedDM",
@@ -376,14 +377,14 @@ class FedDM(TrainsOnUnion):
         return variant.build(settings, context)
 
     @classmethod
-    def _variant(cls, mechanism: str | None) -> type[TrainsOnUnion]:
+    def _variant(cls, mechanism: str | None) -> type[ConfiguredAlgorithm]:
         """Returns the class for a mechanism, loaded only if it is needed."""
         if mechanism is None:
             return cls
         if mechanism not in cls.variants:
             raise UnfitAlgorithmError(f"feddm cannot run with --privacy {mechanism}")
         module, _, name = cls.variants[mechanism].partition(":")
-        found: type[TrainsOnUnion] = getattr(import_module(module), name)
+        found: type[ConfiguredAlgorithm] = getattr(import_module(module), name)
         return found
 
     @property

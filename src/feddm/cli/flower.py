@@ -87,6 +87,12 @@ def node(
     data: Annotated[
         str, typer.Option(help="Path of your own data, or folder of the known data sets.")
     ] = "",
+    classes: Annotated[
+        str, typer.Option(help="Classes of your own data, comma-separated; for privacy.")
+    ] = "",
+    shape: Annotated[
+        str, typer.Option(help="Channels, height and width of your images, as 1,28,28.")
+    ] = "",
     insecure: Insecure = False,
 ) -> None:
     """Run a node. It only runs the app installed here.
@@ -105,7 +111,13 @@ def node(
     config: dict[str, str | int] = {"partition-id": client}
     config |= {
         name: value
-        for name, value in (("dataset", dataset), ("data", data), ("folder", _text(folder)))
+        for name, value in (
+            ("dataset", dataset),
+            ("data", data),
+            ("folder", _text(folder)),
+            ("classes", classes),
+            ("shape", shape),
+        )
         if value
     }
     settings = settings_of(config)

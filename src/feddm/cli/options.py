@@ -87,7 +87,8 @@ CONFIGURATION: dict[str, Any] = {
         str | None,
         typer.Option(
             metavar="NAME",
-            help="quick: minutes; paper: days on a CPU. Overrides a file; options override it.",
+            help="quick: minutes; private: with epsilon 4; paper: days on a CPU. Overrides a "
+            "file; options override it.",
         ),
     ],
     "settings": Annotated[

@@ -2,8 +2,8 @@
 
 ``paper`` is the paper to the letter; its values are the defaults of all settings. ``quick`` is
 what runs use unless told otherwise: a narrower model, and far fewer steps, networks and epochs,
-for a first result in minutes. What a preset means for an algorithm is said in its own file
-(`AlgorithmSettings.preset`).
+for a first result in minutes. ``private`` is the same with a privacy budget. What a preset
+means for an algorithm is said in its own file (`AlgorithmSettings.preset`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from feddm.config.schema import Values
 
-PRESETS = ("quick", "paper")
+PRESETS = ("quick", "paper", "private")
+PRIVATE_EPSILON = 4.0  # the budget of `private`
 Choices = Mapping[str, Mapping[str, Values]]  # preset -> data set, or "" for all -> values
 
 # A mirrored digit is none. Digits are 1,438 images of 8x8, so their model is shallower.
@@ -36,13 +37,14 @@ def preset_values(preset: str, dataset: str, model: str = "") -> dict[str, Any]:
 def chosen(choices: Choices, preset: str, dataset: str) -> dict[str, Any]:
     """Returns the values for a preset and a data set.
 
-    ``quick`` lies over ``paper``, and a data set's values over those for all.
+    ``quick`` lies over ``paper``, and a data set's values over those for all. ``private`` has
+    the values of ``quick``.
 
     >>> chosen({"paper": {"mnist": {"a": 1}}, "quick": {"": {"b": 2}}}, "quick", "mnist")
     {'a': 1, 'b': 2}
     """
     values: dict[str, Any] = {}
-    for layer in ("paper", "quick")[: 1 + (preset == "quick")]:
+    for layer in ("paper", "quick")[: 1 + (preset != "paper")]:
         for key in ("", dataset):
             values = merged(values, choices.get(layer, {}).get(key, {}))
     return values

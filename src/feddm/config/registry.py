@@ -31,6 +31,7 @@ _BUILT_IN = {
         "real": "feddm.algorithms.real:Real",
     },
     "feddm.mechanisms": {
+        "surrogate": "feddm.privacy.surrogate:SurrogateSettings",
         "features": "feddm.privacy.features:FeatureSettings",
         "gradients": "feddm.privacy.gradients:GradientSettings",
         "paper": "feddm.privacy.paper_noise:PaperNoise",

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from feddm.config.code import absolute, is_reference
 from feddm.config.messages import section_of, sentence
-from feddm.config.presets import PRESETS, merged, preset_values
+from feddm.config.presets import PRESETS, PRIVATE_EPSILON, merged, preset_values
 from feddm.config.registry import AlgorithmType, find_algorithm, find_mechanism
 from feddm.config.schema import AlgorithmSettings, Config, Values
 from feddm.errors import ConfigError, UnfitAlgorithmError
@@ -93,6 +93,11 @@ def resolve(
     name = over.get("preset", given.get("preset", "quick") if preset is None else preset)
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    asked = _privacy(given)
+    unnamed = asked.get("mechanism") not in ("none", "paper")
+    if name == "private" and unnamed and not {"epsilon", "noise_multiplier"} & {*asked}:
+        over = merged({"privacy": {"epsilon": PRIVATE_EPSILON}}, over)
+        given = merged(file, over)
     dataset = _text(given, "data", "name", "digits")
     algorithm = _text(given, "algorithm", "name", "feddm")
     mechanism = _mechanism(file, over, find_algorithm(algorithm))
@@ -106,7 +111,8 @@ def resolve(
     least: dict[str, Any] = {"algorithm": {"name": algorithm}}
     if mechanism is not None:
         least["privacy"] = {"mechanism": mechanism}
-    under = _preset(name, dataset, _text(given, "model", "name", ""), kind, least)
+    privacy = _privacy(given)
+    under = _preset(name, dataset, _text(given, "model", "name", ""), privacy, kind, least)
     # A preset that is given beside a file lies over it; one inside the file lies under it.
     values = merged(file, under) if preset else merged(under, file)
     if facts:
@@ -273,13 +279,19 @@ def _privacy(values: Values) -> Values:
 
 
 def _preset(
-    preset: str, dataset: str, model: str, kind: type[Config], least: Values
+    preset: str,
+    dataset: str,
+    model: str,
+    privacy: Values,
+    kind: type[Config],
+    least: Values,
 ) -> dict[str, Any]:
     """Returns all values that a preset decides, whether it names them or they are defaults."""
     settings = section_of(kind, ["algorithm"])
     assert settings is not None and issubclass(settings, AlgorithmSettings)
     own = _known(settings.preset(preset, dataset), settings)
-    values = merged(preset_values(preset, dataset, model), {"algorithm": own})
+    values = merged(preset_values(preset, dataset, model), settings.around(dataset, privacy))
+    values = merged(values, {"algorithm": own})
     complete = _parsed(kind, merged(values, least))
     return complete.model_dump(include=set(_PRESET))
 

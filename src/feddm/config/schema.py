@@ -106,8 +106,11 @@ class PartitionConfig(Section):
 class ModelConfig(Section):
     """The model."""
 
-    name: Literal["convnet", "mlp", "resnet18"] | Reference = Field(
-        "convnet", description="Architecture, or code of your own: FILE.py:NAME."
+    name: Literal["convnet", "mlp", "resnet18", "features", "surrogate"] | Reference = Field(
+        "convnet",
+        description="Architecture, or code of your own: FILE.py:NAME. features: linear, on "
+        "fixed scattering features; surrogate: the same with whitened features, for --privacy "
+        "surrogate.",
     )
     width: PositiveInt = Field(128, description="Channels of the ConvNet, units of the MLP.")
     depth: Annotated[int, Field(ge=1, le=6)] = Field(
@@ -143,11 +146,13 @@ class Releases(NamedTuple):
         times: Number of sums under the noise that the budget asks for.
         sample_rate: Probability that an example is in one of them.
         count_multiplier: Noise multiplier of class counts released besides, if they are.
+        once: Whether `times` is for the whole run, whatever the number of rounds.
     """
 
     times: int
     sample_rate: float = 1.0
     count_multiplier: float | None = None
+    once: bool = False
 
 
 class PrivacySettings(Section):
@@ -220,6 +225,17 @@ class AlgorithmSettings(Section):
         del preset, dataset
         return {}
 
+    @classmethod
+    def around(cls, dataset: str, privacy: Values) -> Values:
+        """Returns what a preset sets elsewhere for these settings.
+
+        Args:
+            dataset: Name of the data set.
+            privacy: What is asked for in the section of the mechanism.
+        """
+        del dataset, privacy
+        return {}
+
     def check(self, privacy: PrivacySettings | None) -> None:
         """Raises `ConfigError` if these settings and a mechanism exclude each other."""
 
@@ -252,7 +268,9 @@ class Config(Section):
     The types of `algorithm` and `privacy` depend on their names: see `config_type`.
     """
 
-    preset: Literal["quick", "paper"] = Field("quick", description="Values under all others.")
+    preset: Literal["quick", "paper", "private"] = Field(
+        "quick", description="Values under all others."
+    )
     seed: NonNegativeInt = Field(0, description="Seed of all randomness.")
     rounds: PositiveInt = Field(20, description="Rounds of communication.")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(

@@ -20,6 +20,8 @@ from feddm.flower.node import Job, Node, Settings, settings_of
 from feddm.privacy.ledger import now
 
 Load = Callable[[Context], tuple[Tensor, Tensor]]
+# Paths, and what other federations released, are nobody's business but the owner's.
+LEDGER_FAILED = "the node cannot use its ledger or its policy; its errors.log says why"
 
 
 def client_app(load: Load | None = None) -> ClientApp:
@@ -64,7 +66,7 @@ def _answer(
     """Returns the answer, or the reason why there is none.
 
     The text of an error stays on this node if it could reveal something about examples: under
-    privacy, and for any unexpected error.
+    privacy, and for any unexpected error. So do paths, and epsilons of other federations.
     """
     keep_freed_memory()
     settings: Settings | None = None
@@ -74,8 +76,14 @@ def _answer(
         job = wire.from_job(content)
         private = job.config.privacy is not None
         return do(Node(settings, load), job)
-    except (BudgetError, ConfigError, LedgerError) as error:
+    except ConfigError as error:
         reason = str(error)
+    except BudgetError as error:
+        _log_error(settings)
+        reason = error.told
+    except LedgerError:
+        _log_error(settings)
+        reason = LEDGER_FAILED
     except Exception as error:
         reason = str(error)
         if private or not isinstance(error, FedDMError):

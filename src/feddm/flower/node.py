@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +54,8 @@ class Settings:
         dataset: Name of its own data; empty if it has a shard of a known data set.
         data: Path of its own data, or folder of the known data sets.
         clients: Number of clients in the federation, if known.
+        classes: Names of the classes of its own data; needed under privacy.
+        shape: Channels, height and width of its own images; needed under privacy.
     """
 
     client: int
@@ -61,9 +63,11 @@ class Settings:
     dataset: str = ""
     data: str = ""
     clients: int | None = None
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
-_KEYS = ("partition-id", "num-partitions", "folder", "dataset", "data")
+_KEYS = ("partition-id", "num-partitions", "folder", "dataset", "data", "classes", "shape")
 
 
 def settings_of(node_config: Mapping[str, object]) -> Settings:
@@ -102,7 +106,24 @@ def settings_of(node_config: Mapping[str, object]) -> Settings:
     if data:
         data = str(Path(data).expanduser().absolute())
     where = Path(folder).expanduser() if folder else _default_folder(client, dataset, data)
-    return Settings(client, where, dataset, data, clients)
+    classes = tuple(
+        filter(None, map(str.strip, str(node_config.get("classes", "")).split(",")))
+    )
+    return Settings(client, where, dataset, data, clients, classes, _shape(node_config))
+
+
+def _shape(node_config: Mapping[str, object]) -> tuple[int, ...]:
+    """Returns the shape of the node's images, if its configuration has one."""
+    text = str(node_config.get("shape", ""))
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        return ()
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            "the node's shape must be channels, height and width, as in 'shape=\"1,28,28\"', "
+            f"got {text!r}"
+        )
+    return tuple(int(part) for part in parts)
 
 
 def _default_folder(client: int, dataset: str, data: str) -> Path:
@@ -241,6 +262,30 @@ class Node:
         if wanted != self._name:
             has = self._name or "a shard of a known data set"
             raise ConfigError(f"this node has {has}, but the server asks for {info.name}")
+        if wanted:
+            self._check_own(info, private=config.privacy is not None)
+
+    def _check_own(self, info: DatasetInfo, *, private: bool) -> None:
+        """Raises `ConfigError` unless the server asks for the classes and shape of the owner.
+
+        This is decided before any example is read. If the data decided it, a server could try
+        lists of classes, and learn which ones the examples have.
+        """
+        pinned = self.settings
+        if private and not (pinned.classes and pinned.shape):
+            raise ConfigError(
+                "privacy needs classes and shape in the configuration of a node with its own "
+                'data, as in classes="ill,well" shape="1,28,28"'
+            )
+        for what, ours, theirs in (
+            ("classes", pinned.classes, tuple(info.classes)),
+            ("shape", pinned.shape, tuple(info.shape)),
+        ):
+            if ours and ours != theirs:
+                raise ConfigError(
+                    f"the {what} of this node are {_listed(ours)}, but the server asks for "
+                    f"{_listed(theirs)}"
+                )
 
     @contextlib.contextmanager
     def _vault(self, job: Job, policy: Policy, data: NodeData) -> Iterator[Vault | None]:
@@ -275,6 +320,10 @@ class NodeData:
     shards: Shards
     train: Examples
     held_out: Examples
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 @functools.lru_cache(maxsize=4)  # a simulation runs several nodes in one process

@@ -31,7 +31,7 @@ from feddm.config.registry import algorithm_names, mechanism_names
 from feddm.config.schema import Section
 from feddm.data.catalog import DATASETS, describe
 from feddm.errors import BudgetError, DataError, LedgerError
-from feddm.privacy.accounting import Event, Released, epsilon
+from feddm.privacy.accounting import Event, Released, Unprotected, epsilon
 from feddm.privacy.units import Unit
 
 # Relative error that calibration may have.
@@ -86,15 +86,19 @@ class Policy:
         ):
             if allowed is not None and name not in allowed:
                 rest = f"only {', '.join(allowed)}" if allowed else "nor any other"
-                raise BudgetError(
-                    f"the client does not allow the {kind} {name}, {rest} ({self.source})"
-                )
+                raise self._refusal(f"the client does not allow the {kind} {name}, {rest}")
+        if self.units is not None and any(isinstance(e, Unprotected) for e in planned):
+            # A unit that nothing protects is not the unit that was agreed to.
+            raise self._refusal(
+                f"the client requires protection of the unit {' or '.join(self.units)}, and "
+                f"the mechanism {asked.mechanism} protects none here"
+            )
         for event in planned:
             multiplier = event.noise_multiplier if isinstance(event, Released) else 0.0
             if multiplier < self.noise_multiplier:
-                raise BudgetError(
+                raise self._refusal(
                     f"the client requires a noise multiplier of at least "
-                    f"{self.noise_multiplier:g}, got {multiplier:g} ({self.source})"
+                    f"{self.noise_multiplier:g}, got {multiplier:g}"
                 )
         if self.epsilon == math.inf:
             return
@@ -102,8 +106,12 @@ class Policy:
         if after > self.epsilon * (1 + _ROUNDING):
             raise BudgetError(
                 f"after this round the client would have spent epsilon {after:.4g} at delta "
-                f"{self.delta:g}, and its limit is {self.epsilon:g} ({self.source})"
+                f"{self.delta:g}, and its limit is {self.epsilon:g} ({self.source})",
+                told="the client's privacy budget does not allow this round",
             )
+
+    def _refusal(self, text: str) -> BudgetError:
+        return BudgetError(f"{text} ({self.source})", told=text)
 
 
 def own_policy(dataset: str) -> Policy:

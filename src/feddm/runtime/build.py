@@ -28,6 +28,7 @@ from feddm.core.examples import Examples
 from feddm.core.flops import forward_flops
 from feddm.core.models import MLP, ConvNet, Model, ResNet18
 from feddm.core.own_model import OwnModel
+from feddm.core.scattering import PublicFeatures, WhitenedFeatures
 from feddm.core.seeding import numpy_generator
 from feddm.core.tensors import CPU
 from feddm.data import partition
@@ -146,6 +147,8 @@ def build_server(
     compiled = config.runtime.compile == "on" or (
         config.runtime.compile == "auto" and _compiling_pays(config, model, table)
     )
+    if isinstance(model, PublicFeatures | WhitenedFeatures):
+        compiled = False  # there is nothing to gain: features are computed once
     if compiled and (problem := compiler_problem(device)):
         compiled = False
         notices.append(f"torch.compile does not work here, continuing without it: {problem}")
@@ -336,6 +339,10 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
         return OwnModel(config.name, shape, num_classes, source_hash(config.name) or "")
     if config.name == "mlp":
         return MLP(shape, num_classes, config.width, config.depth)
+    if config.name == "features":
+        return PublicFeatures(shape, num_classes)
+    if config.name == "surrogate":
+        return WhitenedFeatures(shape, num_classes)
     if config.name == "resnet18":
         return ResNet18(shape, num_classes, config.norm)
     return ConvNet(shape, num_classes, config.width, config.depth, config.norm)

@@ -111,7 +111,7 @@ def perform(
             return work(None), time.perf_counter() - begin
         sent, epsilon = release(
             make,
-            algorithm.planned,
+            algorithm.planned_for(task.download),
             lambda: context_of(vault.terms.run, algorithm, task, data, memory),
             vault,
             client=task.client,

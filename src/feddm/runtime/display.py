@@ -8,15 +8,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from feddm.algorithms.base import ConfiguredAlgorithm
 from feddm.config.code import label
 from feddm.core.formatting import percent, size_text
 from feddm.core.models import num_params
 from feddm.core.seeding import generator
 from feddm.data.partition import class_table
+from feddm.errors import ConfigError
 from feddm.runtime.build import LocalSetup
+from feddm.runtime.federation import cohort_size
 from feddm.runtime.results import to_line
 from feddm.runtime.run import Observer
 from feddm.runtime.wording import epsilon_cell, introduction, summary
@@ -106,7 +110,8 @@ class TextDisplay(Display):
             f"{config.seed}: {clients_text(config, setup)}; {model} with {size:,} parameters."
         )
         if config.privacy is not None:
-            self._print(introduction(config.privacy))
+            about = introduction(config.privacy, setup.algorithm.planned_in_all)
+            self._print(f"{about} {cost_text(config, setup)}" if config.guaranteed else about)
         if config.data.validation or (config.data.path and config.data.holdout):
             self._print(validation_text(config, len(setup.test or ())))
         self._print(HEADER if config.privacy is None else PRIVATE_HEADER, style="bold")
@@ -171,6 +176,26 @@ def clients_text(config: Config, setup: Setup) -> str:
     return (
         f"{number} clients with {sizes.min():,} to {sizes.max():,} of {sizes.sum():,} examples "
         f"and {(table > 0).sum(1).mean():.1f} of {classes} classes on average"
+    )
+
+
+def cost_text(config: Config, setup: Setup) -> str:
+    """Returns how many rounds there are, and what clients upload in them, if that is known."""
+    clients, classes = config.partition.clients, len(setup.info.classes)
+    # Whatever the examples are: as if all clients had the same.
+    number = setup.info.num_train / clients / classes
+    rounds = f"{config.rounds} round{'s' if config.rounds > 1 else ''}"
+    if not isinstance(setup.algorithm, ConfiguredAlgorithm):
+        return f"{rounds}."
+    try:
+        size = setup.algorithm.upload_size(np.full((clients, classes), number))
+    except ConfigError:  # it depends on the examples
+        return f"{rounds}."
+    each = size.num_bytes / clients
+    total = each * config.rounds * cohort_size(clients, config.participation)
+    return (
+        f"{rounds}, in which clients upload about {size_text(total)}: "
+        f"{size_text(each)} for each client and round."
     )
 
 

@@ -126,13 +126,13 @@ def with_noise(config: Config, spent: Sequence[Event]) -> Config:
     privacy = config.privacy
     if not isinstance(privacy, GuaranteedSettings) or privacy.noise_multiplier:
         return config
-    times, sample_rate, count_multiplier = config.algorithm.releases(privacy)
+    times, sample_rate, count_multiplier, once = config.algorithm.releases(privacy)
     if count_multiplier is not None:
         spent = [*spent, Released(config.rounds, count_multiplier)]
     multiplier = noise_multiplier(
         privacy.epsilon,
         privacy.delta,
-        times=config.rounds * times,
+        times=times if once else config.rounds * times,
         sample_rate=sample_rate,
         spent=spent,
     )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from feddm.config.schema import PrivacySettings
+from feddm.privacy.accounting import Event
+from feddm.privacy.accounting import epsilon as epsilon_of
 from feddm.runtime.federation import RoundRecord
 
 NO_GUARANTEE = "no guarantee"
 NOT_PRIVATE = "not private"
+# Above this, the odds of a guess may change by a factor of 485 million.
+MEANINGLESS = 20.0
 UNITS = {
     "example": "one example of one client",
     "group": "all examples of one group",
@@ -98,8 +103,13 @@ def summary(record: RoundRecord) -> str:
     )
 
 
-def introduction(privacy: PrivacySettings) -> str:
-    """Returns what is protected, how, and how well."""
+def introduction(privacy: PrivacySettings, planned: Sequence[Event] = ()) -> str:
+    """Returns what is protected, how, and how well.
+
+    Args:
+        privacy: Settings of the mechanism.
+        planned: All releases of the run; without a budget they say how well.
+    """
     if privacy.mechanism == "paper":
         nominal = nominal_epsilon(privacy.noise_multiplier, privacy.delta)
         return (
@@ -114,9 +124,15 @@ def introduction(privacy: PrivacySettings) -> str:
             f"recompute the noise of {privacy.mechanism} (multiplier "
             f"{privacy.noise_multiplier:.4g})."
         )
-    budget = f"budget epsilon {privacy.budget:g}" if privacy.budget else "no budget"
+    spent = privacy.budget or (epsilon_of(planned, privacy.delta) if planned else math.nan)
+    words = f"budget epsilon {privacy.budget:g}" if privacy.budget else "no budget"
+    if not privacy.budget and not math.isnan(spent):
+        words = f"epsilon {spent:,.4g} in this run"
+    private = f"Private by {privacy.mechanism}"
+    if spent > MEANINGLESS:
+        private = f"Noise by {privacy.mechanism}, which at such an epsilon protects nobody"
     return (
-        f"Private by {privacy.mechanism}: {budget} at delta {privacy.delta:g}, noise "
+        f"{private}: {words} at delta {privacy.delta:g}, noise "
         f"multiplier {privacy.noise_multiplier:.4g}. The unit is {UNITS[privacy.unit]}, added "
         "or removed. Clients compose in parallel; rounds add up."
     )
