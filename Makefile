@@ -41,49 +41,35 @@ docs: dev  ## fill the generated parts of the docs
 # data fetch`, and an hour or two on two cores.
 COMPARE = $(BIN)/feddm compare --dataset mnist --width 32
 
-study-mnist-feddm-real: dev  ## does learning the images pay?
-	$(COMPARE) --algorithms feddm,real --alpha 0.5 --rounds 3 --seeds 0,1,2 --against real --compile on --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
 study-mnist-six: dev  ## all six algorithms on skewed data
-	$(COMPARE) --alpha 0.1 --rounds 5 --seeds 0,1 --out runs/$@
+	$(COMPARE) --alpha 0.1 --rounds 5 --seeds 0,1 --with feddm=docs/studies/first-feddm-mnist.toml --with real=docs/studies/first-real-mnist.toml --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
 study-mnist-fedavg: dev  ## does the baseline converge?
 	$(COMPARE) --algorithms fedavg --set local.lr=0.05 --set local.batch_size=64 --alpha 0.5 --rounds 5 --seeds 0 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-# Quick against the paper's client, on three data sets: hours.
-LITERAL = $(BIN)/feddm compare --algorithms feddm,real,literal --with literal=docs/studies/literal.toml --against literal --alpha 0.5 --width 32 --seeds 0,1,2 --compile on
+# Do learned images stay ahead of as many real ones, round after round? Hours.
+AHEAD = $(BIN)/feddm compare --algorithms feddm,real --against real --compile on
 
-study-literal-cifar10: dev  ## quick against the paper's client, CIFAR10
-	$(LITERAL) --dataset cifar10 --rounds 1 --targets 0.4,0.45 --out runs/$@
+study-ahead-even: dev  ## learned and real images over ten rounds, Dir(0.5)
+	$(AHEAD) --dataset cifar10 --alpha 0.5 --rounds 10 --seeds 0,1 --targets 0.55,0.6 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-study-literal-mnist: dev  ## the same, MNIST
-	$(LITERAL) --dataset mnist --rounds 1 --targets 0.95,0.97 --out runs/$@
+study-ahead-skewed: dev  ## the same with more skewed clients, Dir(0.1)
+	$(AHEAD) --dataset cifar10 --alpha 0.1 --rounds 10 --seeds 0,1 --targets 0.5,0.55 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-study-literal-fashion-mnist: dev  ## the same, Fashion-MNIST
-	$(LITERAL) --dataset fashion-mnist --rounds 1 --targets 0.8,0.85 --out runs/$@
+study-ahead-mnist: dev  ## the same on MNIST, five rounds
+	$(AHEAD) --dataset mnist --alpha 0.1 --rounds 5 --seeds 0 --targets 0.95,0.97 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-study-quick: dev  ## how many networks and steps, on a validation split
-	$(BIN)/feddm tune --algorithm feddm --dataset cifar10 --alpha 0.5 --rounds 1 --grid synthesis.networks=4,8 --grid synthesis.steps=50,100 --compile on --out runs/$@
+study-ahead-cifar100: dev  ## the same on CIFAR100, five rounds
+	$(AHEAD) --dataset cifar100 --alpha 0.1 --rounds 5 --seeds 0 --targets 0.2,0.3 --out runs/$@
 	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
 
-# Bytes for floats, and tuned baselines.
-CIFAR = --dataset cifar10 --alpha 0.5 --compile on
-
-study-uint8: dev  ## are bytes as good as floats?
-	$(BIN)/feddm ablate $(CIFAR) --width 32 --rounds 1 --seeds 0,1,2 --validation 0 --change uint8:coding=uint8 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-study-replay-ten-rounds: dev  ## do learned images stay ahead of real ones, with replay?
-	$(BIN)/feddm compare $(CIFAR) --width 32 --rounds 10 --seeds 0 --set data.validation=0.1 --algorithms learned,real --with learned=docs/studies/replay-learned.toml --with real=docs/studies/replay-real.toml --against real --targets 0.55,0.6 --out runs/$@
-	$(BIN)/python scripts/record $(@:study-%=%) runs/$@
-
-TUNE = $(BIN)/feddm tune $(CIFAR) --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64
+# Tuned baselines.
+TUNE = $(BIN)/feddm tune --dataset cifar10 --alpha 0.5 --compile on --width 32 --rounds 2 --set local.epochs=5 --set local.batch_size=64
 
 study-tune-fedavg: dev  ## the learning rate of FedAvg
 	$(TUNE) --algorithm fedavg --grid local.lr=0.01,0.03,0.1 --out runs/$@

@@ -131,7 +131,8 @@ class TestRun:
         assert whole.synthetic is not None
         for record in whole.records:
             assert record.floats_down == CLIENTS * parameters
-            assert record.bytes_down == 4 * record.floats_down
+            # And the number of the round, by which clients know what is replayed.
+            assert record.bytes_down == 4 * record.floats_down + 8 * CLIENTS
             assert record.floats_up == sum(client.floats_up for client in record.clients)
             assert record.bytes_up == sum(client.bytes_up for client in record.clients)
             assert record.client_seconds == sum(client.seconds for client in record.clients)

@@ -25,6 +25,7 @@ SETTINGS = {
     "synthesis.networks": 2,
     "server.epochs": 2,
     "local.epochs": 1,
+    "coding": "float32",
 }
 SECONDS = ("client_seconds", "server_seconds")
 

@@ -1,4 +1,5 @@
 import pickle
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -17,7 +18,7 @@ from feddm.core.coding import Coding, Type
 from feddm.core.examples import Examples, Normalization
 from feddm.core.models import ConvNet, Model
 from feddm.core.seeding import generator
-from feddm.core.tensors import Records, norm, num_bytes, num_floats, zip_map
+from feddm.core.tensors import Records, Tensors, norm, num_bytes, num_floats, zip_map
 from feddm.core.training import ignore
 from feddm.errors import EmptyRoundError, UploadError
 from toy import TwoParameters, pixels, point
@@ -278,7 +279,7 @@ class TestReplay:
         states = self.rounds(replay=2)
         kept = [state["replay"]["x"].flatten().tolist() for state in states]
         assert kept == [[0], [1, 0], [2, 1, 0], [3, 2, 1]]
-        assert states[-1]["replay"]["age"].tolist() == [0, 1, 2]
+        assert states[-1]["replay"]["round"].tolist() == [4, 3, 2]
         # What is shown and counted as the round's own is the round's own.
         assert states[-1]["synthetic"]["x"].flatten().tolist() == [3]
 
@@ -295,7 +296,71 @@ class TestReplay:
         assert steps == [12, 12, 12, 12]
 
     def test_without_it_nothing_is_kept(self) -> None:
-        assert all("replay" not in state for state in self.rounds())
+        assert all(set(state) == {"params", "synthetic"} for state in self.rounds())
+        algorithm = feddm()
+        state: Records = algorithm.init(algorithm.model.init(generator(0, "test")))
+        assert set(algorithm.broadcast(state)) == {"params"}
+        result = algorithm.local(state, client({2: 12}), {}, generator(0, "c"), ignore)
+        assert result.memory == {}
+
+
+class TestRemembering:
+    """A client remembers those of its images that the server trains on again."""
+
+    DATA = Examples(pixels(*[1.0] * 6, *[3.0] * 6), torch.tensor([0] * 12))
+
+    def download(self, number: int) -> Records:
+        return {"params": point(2.0, 3.0), "clock": {"round": torch.tensor(number)}}
+
+    def algorithm(self, **synthesis: Any) -> FedDM:
+        return feddm(TwoParameters(), server={"replay": 2}, **synthesis)
+
+    def memories(self, *rounds: int) -> Iterator[tuple[Records, Records]]:
+        """Yields what a client that takes part in these rounds sent, and what it remembers."""
+        algorithm, memory = self.algorithm(), dict[str, Tensors]()
+        for number in rounds:
+            rng = generator(0, "c", number)
+            result = algorithm.local(self.download(number), self.DATA, memory, rng, ignore)
+            memory = dict(result.memory)
+            yield result.upload, memory
+
+    def test_it_remembers_what_it_sent_and_when(self) -> None:
+        (first, _), (second, memory) = self.memories(1, 2)
+        assert memory["sent"]["round"].tolist() == [2] * 10 + [1] * 10
+        sent = torch.cat([second["examples"]["x"], first["examples"]["x"]])
+        assert torch.equal(memory["sent"]["x"], sent)
+
+    def test_it_forgets_what_the_server_forgets(self) -> None:
+        # In round 5, the server trains on images of rounds 3 and 4 again. Round 2 is missed.
+        kept = [m["sent"]["round"].unique().tolist() for _, m in self.memories(1, 3, 4, 5)]
+        assert kept == [[1], [1, 3], [3, 4], [3, 4, 5]]
+
+    def test_new_images_make_up_for_earlier_ones(self) -> None:
+        # Mean 2, ten earlier images of 3: ten new ones go to 1. Squared distance, one network
+        # at w_r itself: the gap of the means halves in every step at this learning rate.
+        memory: Records = {
+            "sent": {
+                "x": pixels(*[3.0] * 10),
+                "y": torch.zeros(10, dtype=torch.uint8),
+                "round": torch.ones(10, dtype=torch.int32),
+            }
+        }
+        # d/dx_i of |2 (r - s)|^2 + |6 (r - s)|^2 is -8 (r - s), with ten images in each mean.
+        algorithm = self.algorithm(steps=20, lr=1 / 16, radius=0.0, networks=1)
+        rng = generator(0, "c")
+        result = algorithm.local(self.download(2), self.DATA, memory, rng, ignore)
+        assert float(result.upload["examples"]["x"].mean()) == pytest.approx(1.0, abs=1e-3)
+        # In round 4 the server no longer has them.
+        result = algorithm.local(self.download(4), self.DATA, memory, rng, ignore)
+        assert float(result.upload["examples"]["x"].mean()) == pytest.approx(2.0, abs=1e-3)
+
+    def test_a_download_says_the_round(self) -> None:
+        algorithm = self.algorithm()
+        state: Records = algorithm.init(point(1.0, 1.0))
+        for number in (1, 2, 3):
+            assert algorithm.broadcast(state)["clock"]["round"].item() == number
+            uploads = [upload(7, pixels(1.0), 0)]
+            state = algorithm.aggregate(state, uploads, generator(number, "s"), ignore)
 
 
 @pytest.mark.parametrize("type_", ["uint8", "webp"])

@@ -30,6 +30,8 @@ SETTINGS = {
     "synthesis.start": "real",
     "min_class_size": 5,
     "server.epochs": 4,
+    "server.replay": 0,
+    "coding": "float32",
     "local.epochs": 6,
 }
 
@@ -113,8 +115,13 @@ class TestPasses:
         assert found == Work(clients, Passes(weights=4 * 40))
 
     @pytest.mark.parametrize("algorithm", ["feddm", "real"])
-    def test_replay_costs_nothing(self, algorithm: str) -> None:
+    def test_replay_costs_the_server_nothing(self, algorithm: str) -> None:
         assert passes(algorithm, rounds=5, server_replay=2).server == self.SERVER
+
+    def test_with_replay_networks_see_earlier_images_too(self) -> None:
+        # In five rounds there are 0, 1, 2, 2 and 2 earlier sets.
+        clients = Passes(forward=3 * (29 + self.SENT * 7 / 5), images=7 * self.SENT)
+        assert passes(synthesis_networks=3, rounds=5, server_replay=2).clients == clients
 
     def test_no_step(self) -> None:
         assert passes(synthesis_steps=0) == Work(Passes(), self.SERVER)

@@ -34,7 +34,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Dataset:
 
 def config(**settings: Any) -> Config:
     small = {"model.depth": 1, "model.width": 4, "partition.clients": 2}
-    own = {"images_per_class": 10, "min_class_size": 9}
+    own = {"images_per_class": 10, "min_class_size": 9, "coding": "float32"}
     return resolve(settings={**small, **own, **settings})
 
 

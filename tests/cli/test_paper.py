@@ -186,16 +186,16 @@ def test_runs_of_another_experiment_are_reused(tmp_path: Path) -> None:
 
 def test_tuned_settings_of_a_method(tmp_path: Path) -> None:
     file, study = tmp_path / "tuned.toml", tmp_path / "real"
-    file.write_text('[algorithm]\nname = "real"\n[algorithm.server]\nlr = 0.02\n')
+    file.write_text('[algorithm]\nname = "real"\n[algorithm.server]\nlr = 0.03\n')
     command = ["real", "--scale", "smoke", "--out", str(study), "--with"]
     assert "REAL uses these settings" in paper(*command, f"real={file}")
-    for name, lr in (("real", 0.02), ("feddm", 0.05)):
+    for name, lr in (("real", 0.03), ("feddm", 0.02)):
         cell = study / "cells" / f"cifar10-dir10-0.5-{name}-seed0"
         settings = RunDirectory.open(cell).config().algorithm
         assert isinstance(settings, UnionSettings)
         assert (settings.name, settings.server.lr) == (name, lr)
     page = (study / "paper.md").read_text()
-    assert "REAL uses these settings where they apply: server.lr 0.02." in page
+    assert "REAL uses these settings where they apply: server.lr 0.03." in page
     for wrong, why in (("feddm", "tuned.toml is for real"), ("fedavg", "one of real, feddm,")):
         with pytest.raises(FedDMError, match=why):
             paper(*command, f"{wrong}={file}")

@@ -14,6 +14,7 @@ from feddm.core.matching import (
     Distance,
     Target,
     class_means,
+    completing,
     fresh_targets,
     matching_loss,
     real_means,
@@ -62,6 +63,47 @@ def test_loss_sums_over_classes() -> None:
     )
     outputs = MODEL(PARAMS, pixels(0.0, 2.0, 2.0))
     assert float(matching_loss(means, class_means(outputs, torch.tensor([0, 0, 1]), 2))) == 80.0
+
+
+class TestCompleting:
+    """Targets of new images that match together with earlier ones."""
+
+    def completed(self, earlier: list[float], new: int) -> ClassMeans:
+        slots = torch.zeros(len(earlier), dtype=torch.int64)
+        found = completing(MODEL, targets(), pixels(*earlier), slots, torch.tensor([new]))
+        return next(found).means
+
+    def test_by_hand(self) -> None:
+        # The earlier image 5 has h = 10 and z = 30. Two new ones with the means h = 1 and z = 3
+        # have, together with it, (2 * 1 + 10) / 3 = 4 and (2 * 3 + 30) / 3 = 12.
+        means = self.completed([5.0], new=2)
+        assert means.embedding.tolist() == [[1.0]]
+        assert means.logits.tolist() == [[3.0, 0.0]]
+
+    def test_earlier_images_that_match_change_nothing(self) -> None:
+        means = self.completed([1.0, 3.0], new=1)
+        assert (means.embedding.tolist(), means.logits.tolist()) == ([[4.0]], [[12.0, 0.0]])
+
+    def test_a_class_without_earlier_images_keeps_its_target(self) -> None:
+        real = Examples(pixels(1.0, 3.0, 4.0), torch.tensor([0, 0, 1]))
+        members = Members(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]))
+        both = Target(PARAMS, real_means(MODEL, PARAMS, real, members))
+        found = completing(MODEL, [both], pixels(5.0), torch.tensor([0]), torch.tensor([2, 3]))
+        assert next(found).means.embedding.tolist() == [[1.0], [8.0]]
+
+    @given(st.lists(st.floats(-3, 3), min_size=1, max_size=70), st.integers(1, 9))
+    def test_all_images_together_match(self, earlier: list[float], new: int) -> None:
+        goal = float(self.completed(earlier, new).embedding)
+        images = pixels(*earlier, *[goal / 2] * new)  # h = 2 x
+        slots = torch.zeros(len(images), dtype=torch.int64)
+        together = class_means(MODEL(PARAMS, images), slots, 1)
+        assert float(together.embedding) == pytest.approx(4.0, abs=1e-3)
+
+    def test_earlier_images_are_changed_like_the_others(self) -> None:
+        doubled = targets()[0]._replace(transform=lambda images: 2 * images)
+        slots, new = torch.tensor([0]), torch.tensor([1])
+        found = next(completing(MODEL, [doubled], pixels(5.0), slots, new))
+        assert found.means.embedding.tolist() == [[4.0 + (4.0 - 20.0)]]
 
 
 class TestRelative:

@@ -57,7 +57,7 @@ def test_what_is_scaled_down_is_told() -> None:
     told = scaled_down(EXPERIMENTS["ipc"], SCALES["small"], 2)
     assert "rounds 20 -> 5" in told
     assert "model.width 128 -> 32" in told
-    assert "synthesis.networks fresh -> 8" in told
+    assert "synthesis.networks fresh -> 10" in told
     assert "seeds 3 -> 2" in told
     assert not any("images_per_class" in text for text in told)  # which is the experiment
     assert not any("local." in text for text in told)  # which FedDM does not use

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,6 +34,7 @@ from feddm.core.examples import Examples, Members
 from feddm.core.matching import (
     Perturb,
     Target,
+    completing,
     fresh_targets,
     matching_loss,
     relative_loss,
@@ -76,7 +78,8 @@ class ServerTraining(Section):
     replay: NonNegativeInt = Field(
         0,
         description="Number of earlier rounds whose images are trained on again. The server "
-        "then makes fewer epochs, so that a round takes it as many steps as without.",
+        "makes fewer epochs then, so that a round takes as many steps as without; and clients "
+        "learn images that match together with those of theirs that the server still has.",
     )
 
     def sgd(self, augmentation: Augmentation, share: float = 1.0) -> SGD:
@@ -92,25 +95,30 @@ class ServerTraining(Section):
         )
 
 
-# Classes that vary more gain more from matching.
-_VARIED = {"synthesis": {"steps": 100, "lr": 3.0, "networks": 8, "real_batch": 256}}
 _PRESETS: Choices = {
     "paper": {"cifar100": {"images_per_class": 5}},
     "quick": {
         "": {
+            "coding": "uint8",
             "synthesis": {
-                "steps": 30,
-                "lr": 0.2,
+                "distance": "relative",
+                "lr": 100.0,
                 "momentum": 0.5,
-                "networks": 6,
-                "real_batch": 128,
+                "steps": 100,
+                "networks": 10,
+                "augment": True,
             },
-            "server": {"lr": 0.05, "epochs": 40, "momentum": 0.9},
+            "server": {
+                "lr": 0.02,
+                "schedule": "cosine",
+                "epochs": 60,
+                "momentum": 0.9,
+                "augment": True,
+                "replay": 3,
+            },
         },
-        "digits": {"min_class_size": 5},
-        "fashion-mnist": _VARIED,
-        "cifar10": _VARIED,
-        "cifar100": _VARIED,
+        # Small and easy: fewer steps do as well.
+        "digits": {"min_class_size": 5, "synthesis": {"steps": 30, "networks": 6}},
     },
 }
 
@@ -231,7 +239,8 @@ class TrainsOnUnion(ConfiguredAlgorithm):
         self, state: Records, union: Tensors, rng: torch.Generator, tick: Tick
     ) -> Records:
         """Returns the state after training on a union of labelled images."""
-        memory = self._remembered(union, state.get("replay"))
+        number = round_of(state)
+        memory = self._remembered(union, state.get("replay"), number)
         weight = memory.get("weight", torch.ones(len(memory["y"])))
         even = bool((weight == weight[0]).all())
         examples = Examples(
@@ -251,18 +260,21 @@ class TrainsOnUnion(ConfiguredAlgorithm):
         )
         after: dict[str, Tensors] = {"params": trained.params, "synthetic": union}
         if self.settings.server.replay:
-            after["replay"] = memory
+            after |= {"replay": memory, "clock": {"round": torch.tensor(number + 1)}}
         return moved(after, CPU)
 
-    def _remembered(self, union: Tensors, before: Tensors | None) -> Tensors:
-        """Returns the union with those of earlier rounds, and the age of each image."""
-        union = {**union, "age": torch.zeros(len(union["y"]), dtype=torch.int32)}
-        if not self.settings.server.replay or before is None:
+    def _remembered(self, union: Tensors, before: Tensors | None, number: int) -> Tensors:
+        """Returns the union with those of earlier rounds, and the round of each image."""
+        union = {**union, "round": torch.full((len(union["y"]),), number, dtype=torch.int32)}
+        if before is None:
             return union
-        young = before["age"] < self.settings.server.replay
-        older = {name: tensor[young] for name, tensor in before.items()}
-        older["age"] = older["age"] + 1
+        older = self.replayed(before, number)
         return {name: torch.cat([union[name], older[name]]) for name in union}
+
+    def replayed(self, images: Tensors, number: int) -> Tensors:
+        """Returns those of earlier images that the server trains on in a round, too."""
+        recent = images["round"] >= number - self.settings.server.replay
+        return {name: tensor[recent] for name, tensor in images.items()}
 
     @property
     def starts_from_real_images(self) -> bool:
@@ -379,6 +391,13 @@ class FedDM(TrainsOnUnion):
     def planned(self) -> tuple[Event, ...]:
         return (Unprotected(UNPROTECTED),)
 
+    def broadcast(self, state: Records) -> Records:
+        download = super().broadcast(state)
+        if self.settings.server.replay:
+            # By it a client knows which of its images the server still has.
+            download = {**download, "clock": {"round": torch.tensor(round_of(state))}}
+        return download
+
     def local(
         self,
         download: Records,
@@ -388,16 +407,21 @@ class FedDM(TrainsOnUnion):
         tick: Tick,
         noise: Noise | None = None,
     ) -> LocalResult:
-        del memory
         classes, members = data.by_class(self.settings.min_class_size)
+        sent = self.replayed(memory["sent"], round_of(download)) if memory else {}
         if not classes:
-            return LocalResult(self.pack_nothing())
+            return LocalResult(self.pack_nothing(), {"sent": sent} if sent else {})
         images, slots = self._start(data, members, rng)
+        targets = self._targets(download, data, members, rng)
+        if sent:
+            new = torch.bincount(slots)
+            earlier = torch.bucketize(sent["y"].cpu().long(), torch.tensor(classes))
+            targets = completing(self.model, targets, sent["x"], earlier, new)
         images, losses = synthesize(
             self.model,
             images,
             slots,
-            self._targets(download, data, members, rng),
+            self._in_turn(targets),
             lr=self.settings.synthesis.lr,
             momentum=self.settings.synthesis.momentum,
             steps=self.settings.synthesis.steps,
@@ -408,7 +432,21 @@ class FedDM(TrainsOnUnion):
         metrics: dict[str, float] = {"classes": len(classes), "images": len(images)}
         if losses:
             metrics |= {"first_loss": losses[0], "last_loss": losses[-1]}
-        return LocalResult(self.pack(images, classes, slots, members.counts), metrics=metrics)
+        upload = self.pack(images, classes, slots, members.counts)
+        return LocalResult(upload, self._memory(upload, download, sent), metrics)
+
+    def _memory(self, upload: Records, download: Records, before: Tensors) -> Records:
+        """Returns the images that the server will have from this client, and their rounds."""
+        if not self.settings.server.replay:
+            return {}
+        images = self.parse(upload, download)["examples"]
+        number = torch.full((len(images["y"]),), round_of(download), dtype=torch.int32)
+        sent = {"x": images["x"], "y": images["y"].cpu(), "round": number}
+        if before:
+            sent = {
+                name: torch.cat([tensor, before[name].cpu()]) for name, tensor in sent.items()
+            }
+        return {"sent": sent}
 
     def _start(
         self, data: Examples, members: Members, rng: torch.Generator
@@ -425,9 +463,9 @@ class FedDM(TrainsOnUnion):
     def _targets(
         self, download: Records, data: Examples, members: Members, rng: torch.Generator
     ) -> Iterator[Target]:
-        """Yields without end the network of each step with its real means."""
+        """Yields new networks with their real means without end."""
         synthesis = self.settings.synthesis
-        targets = fresh_targets(
+        return fresh_targets(
             self.model,
             download["params"],
             synthesis.radius,
@@ -437,9 +475,12 @@ class FedDM(TrainsOnUnion):
             rng,
             self.context.augmentation if synthesis.augment else None,
         )
-        if synthesis.networks == "fresh":
+
+    def _in_turn(self, targets: Iterator[Target]) -> Iterator[Target]:
+        """Returns the target of each step: a new one, or those of a few networks in turn."""
+        if self.settings.synthesis.networks == "fresh":
             return targets
-        return itertools.cycle(itertools.islice(targets, synthesis.networks))
+        return itertools.cycle(itertools.islice(targets, self.settings.synthesis.networks))
 
     def perturb(self, members: Members, noise: Noise | None) -> Perturb:
         """Returns what is done to gradients: nothing here."""
@@ -460,9 +501,12 @@ class FedDM(TrainsOnUnion):
         networks = synthesis.steps
         if synthesis.networks != "fresh":
             networks = min(synthesis.networks, synthesis.steps)
-        real = float(batch[large].sum()) * networks
+        replay, rounds = self.settings.server.replay, self.context.rounds
+        # The first rounds have no earlier sets, or few.
+        sets = statistics.fmean(min(earlier, replay) for earlier in range(rounds))
+        forward = (float(batch[large].sum()) + images * sets) * networks
         return Work(
-            Passes(forward=real, images=images * synthesis.steps), self.server_passes(images)
+            Passes(forward=forward, images=images * synthesis.steps), self.server_passes(images)
         )
 
 
@@ -474,6 +518,11 @@ def without_matching(preset: Values) -> Values:
     synthesis = preset.get("synthesis", {})
     kept = {key: value for key, value in synthesis.items() if key == "momentum"}
     return {**preset, "synthesis": kept}
+
+
+def round_of(records: Records) -> int:
+    """Returns the number of the round that a state or a download is for, from 1."""
+    return int(records["clock"]["round"]) if "clock" in records else 1
 
 
 def label_dtype(num_classes: int) -> torch.dtype:

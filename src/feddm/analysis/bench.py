@@ -309,7 +309,8 @@ def _updates(width: int, repeats: int, compiled: bool) -> tuple[ClientUpdate, ..
 
     configs = {
         "literal": config("paper", "feddm", **{"synthesis.steps": LITERAL_STEPS}),
-        "quick": config("quick", "feddm"),
+        # A client's first update: it has no earlier images yet.
+        "quick": config("quick", "feddm", **{"server.replay": 0}),
         "fedavg": config("paper", "fedavg", **{"local.epochs": 10}),
     }
     # Every step costs the same, so a few steps of the long updates are enough.
@@ -400,6 +401,8 @@ def _private_ratio(width: int, repeats: int, compiled: bool) -> float:
         "synthesis.steps": 10,
         "synthesis.start": "noise",
         "synthesis.real_batch": "all",
+        "synthesis.augment": False,
+        "server.replay": 0,
     }
     noise = {
         "privacy.mechanism": "features",
@@ -497,7 +500,7 @@ def _memory(width: int, compiled: bool) -> PeakMemory:
         download = algorithm.broadcast(state)
         tasks = (Task(client, 1, 0, download) for client in range(10))
         uploads = [
-            Upload(reply.client, reply.upload)
+            Upload(reply.client, algorithm.parse(reply.upload, download))
             for reply in engine.run(tasks, lambda client, fraction: None)
         ]
         with threads(1):

@@ -140,6 +140,38 @@ def fresh_targets(
         yield Target(params, real_means(model, params, data, drawn, transform), transform)
 
 
+def completing(
+    model: Model, targets: Iterable[Target], earlier: Tensor, slots: Tensor, new: Tensor
+) -> Iterator[Target]:
+    """Yields targets that new images reach if they match together with earlier ones.
+
+    ``n`` new images and ``m`` earlier ones with the means ``e`` have the real means ``r`` if
+    the new ones alone have ``r + m/n (r - e)``. Without earlier images that is ``r``.
+
+    Args:
+        model: The model.
+        targets: Networks with their real means.
+        earlier: The earlier images.
+        slots: The slot of each of them.
+        new: Number of new images per slot.
+    """
+    counts = torch.bincount(slots, minlength=len(new))[:, None].to(earlier.device)
+    new = new[:, None].to(earlier.device)
+    slots = slots.to(earlier.device)
+    for target in targets:
+        sums = [torch.zeros_like(mean) for mean in target.means]
+        with torch.no_grad():
+            for part, here in zip(chunks(earlier), chunks(slots), strict=True):
+                outputs = model(target.params, target.transform(part))
+                for total, more in zip(sums, class_sums(outputs, here, len(new)), strict=True):
+                    total += more
+        means = (
+            mean + (counts * mean - total) / new
+            for mean, total in zip(target.means, sums, strict=True)
+        )
+        yield target._replace(means=ClassMeans(*means))
+
+
 def unperturbed(gradient: Tensor, slots: Tensor, step: int) -> Tensor:
     """A `Perturb` that leaves gradients unchanged."""
     del slots, step

@@ -46,10 +46,10 @@ def test_the_row_of_a_method() -> None:
 
 def test_settings_that_differ() -> None:
     one = method("one", records([0.5]), server__lr=0.5)
-    other = method("other", records([0.5]), server__lr=0.25, server__augment=True)
+    other = method("other", records([0.5]), server__lr=0.25, server__augment=False)
     assert differences([one, other]) == {
         "algorithm.server.lr": ["0.5", "0.25"],
-        "algorithm.server.augment": ["false", "true"],
+        "algorithm.server.augment": ["true", "false"],
     }
     assert differences([one]) == {}
 
