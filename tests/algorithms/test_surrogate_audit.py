@@ -16,7 +16,7 @@ from feddm.core.seeding import generator
 from feddm.core.tensors import Records
 from feddm.core.training import ignore
 from feddm.privacy import surrogate
-from feddm.privacy.clipping import real
+from feddm.privacy.clipping import GRID, real
 from feddm.privacy.noise import Secret
 from feddm.privacy.release import Noise
 from feddm.privacy.surrogate import Kind, Sums, SurrogateSettings
@@ -114,7 +114,7 @@ def test_a_missing_clip_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, params = Sums(MODEL, 0.3), downloads()[1]["params"]
 
     def share() -> float:
-        total = ours.of("classes", params, CANARY).double() / surrogate.GRID
+        total = ours.of("classes", params, CANARY).double() / GRID
         return float(torch.linalg.vector_norm(total))
 
     assert share() == pytest.approx(1, abs=1e-3)
