@@ -148,7 +148,7 @@ def test_a_budget_goes_with_every_preset(
     if config.algorithm.name == "feddm":
         # What was chosen for matching real images does not count.
         assert at(config, "synthesis.lr") == (10.0 if config.mechanism == "features" else 1.0)
-        replay = {"paper": 0, "quick": 3}[preset]
+        replay = {"paper": 0, "quick": 3, "private": 3}[preset]
         assert at(config, "server.replay") == (4 if config.mechanism == "features" else replay)
 
 
@@ -212,3 +212,27 @@ class TestFilesAndTheCommandLine:
                 options={"algorithm": "scaffold", "epsilon": 4.0},
                 settings={"local.momentum": 0.5},
             )
+
+
+@pytest.mark.parametrize(
+    ("options", "epsilon", "rounds"),
+    [({}, 4.0, 42), ({"epsilon": 1.0}, 1.0, 22), ({"rounds": 5}, 4.0, 5)],
+)
+def test_the_preset_private_has_a_budget(
+    options: dict[str, Any], epsilon: float, rounds: int
+) -> None:
+    config = resolve(preset="private", options={"dataset": "mnist", **options})
+    assert (config.mechanism, at(config, "privacy.epsilon")) == ("surrogate", epsilon)
+    assert (config.rounds, config.model.name) == (rounds, "surrogate")
+
+
+def test_the_preset_private_does_not_overrule_a_mechanism() -> None:
+    assert resolve(preset="private", settings=PAPER).mechanism == "paper"
+    assert resolve(preset="private", options={"privacy": "none"}).mechanism == "none"
+    gradients = resolve(preset="private", options={"privacy": "gradients"})
+    assert (gradients.mechanism, at(gradients, "privacy.epsilon")) == ("gradients", 4.0)
+
+
+def test_shares_leave_some_of_the_budget() -> None:
+    with pytest.raises(ConfigError, match=r"for residuals, but add up to 1\.06"):
+        resolve(options={"epsilon": 4.0}, settings={"privacy.moments_share": 0.94})

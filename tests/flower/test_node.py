@@ -22,6 +22,7 @@ from feddm.data.catalog import described
 from feddm.data.own import read_own
 from feddm.errors import BudgetError, ConfigError, DataError, EngineError, LedgerError
 from feddm.flower import node as node_module
+from feddm.flower import wire
 from feddm.flower.node import Job, Node, Settings, settings_of
 from feddm.privacy.accounting import Released, epsilon
 from feddm.privacy.ledger import Ledger, ledger_root, read_entries
@@ -492,6 +493,18 @@ class TestPrivacy:
         assert [entry.run for entry in read_entries(client)] == [A, B]
         assert len(upload_log(client)) == 2
         assert not (ledger_root() / "lesions").exists()
+
+    def test_surrogates_of_own_data(self, tmp_path: Path) -> None:
+        mechanism = {"privacy.mechanism": "surrogate", "model.name": "surrogate"}
+        config = own_config("feddm", PRIVATE | mechanism | {"rounds": 3})
+        job = first(config)
+        again = wire.from_job(wire.to_job(job))
+        reply, remembers = owner(tmp_path).work(again)
+        assert {name: t.shape for name, t in reply.upload["sums"].items()} == {"mean": (325,)}
+        assert not remembers
+        # The mean alone: 6 % of the squared inverse noise of the run.
+        spent = epsilon([Released(1, 20.0 / math.sqrt(0.06))], DELTA)
+        assert reply.metrics["epsilon"] == pytest.approx(spent)
 
     def test_repeating_an_answer_costs_nothing(self, tmp_path: Path) -> None:
         node = owner(tmp_path)

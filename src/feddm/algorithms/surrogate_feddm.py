@@ -39,6 +39,7 @@ from feddm.config.schema import (
     AlgorithmSettings,
     Fraction,
     GuaranteedSettings,
+    PrivacySettings,
     Releases,
     Section,
     Values,
@@ -86,6 +87,15 @@ class SurrogateFedDMSettings(AlgorithmSettings):
         # digits have some 140 images.
         rounds = 42 if privacy.get("epsilon", 0.0) > 2 else 22
         return {"model": {"name": MODEL}, "rounds": 8 if dataset == "digits" else rounds}
+
+    def check(self, privacy: PrivacySettings | None) -> None:
+        assert isinstance(privacy, SurrogateSettings)
+        shares = privacy.mean_share + privacy.moments_share + privacy.classes_share
+        if shares >= 1:
+            raise ConfigError(
+                "privacy.mean_share, .moments_share and .classes_share must leave some of the "
+                f"budget for residuals, but add up to {shares:g}"
+            )
 
     def releases(self, privacy: GuaranteedSettings) -> Releases:
         return Releases(1, once=True)

@@ -11,11 +11,16 @@ Named = tuple[str, int, Config]  # name, seed and configuration of a run
 
 
 def check_fair(configs: Sequence[Named]) -> None:
-    """Raises `ConfigError` unless all are about the same data, clients and model."""
+    """Raises `ConfigError` unless all are about the same data, clients and model.
+
+    Under a guarantee it is the budget that is shared: a mechanism has a model and a number of
+    rounds that fit it.
+    """
     first, _, base = configs[0]
+    free = {"model", "rounds"} if all(config.guaranteed for *_, config in configs) else set()
     for name, _, config in configs:
         for key in ("data", "partition", "model", "rounds", "participation"):
-            if getattr(config, key) != getattr(base, key):
+            if key not in free and getattr(config, key) != getattr(base, key):
                 raise ConfigError(
                     f"{name} and {first} differ in {key}, so comparing them would say nothing"
                 )
