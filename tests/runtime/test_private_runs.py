@@ -621,6 +621,14 @@ def test_runs_have_different_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"privacy.mechanism": "paper", "privacy.epsilon": 1.0}, "paper gives no guarantee"),
         (
             {"privacy.epsilon": 1.0, "synthesis.start": "real"},
+            "synthesis cannot be set here: no images are learned from examples",
+        ),
+        (
+            {
+                "privacy.mechanism": "features",
+                "privacy.epsilon": 1.0,
+                "synthesis.start": "real",
+            },
             r"synthesis\.start cannot be set here: under a guarantee, images start as noise",
         ),
         (
@@ -632,11 +640,19 @@ def test_runs_have_different_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             r"synthesis\.start cannot be set here: under a guarantee, images start as noise",
         ),
         (
-            {"privacy.epsilon": 1.0, "synthesis.networks": "fresh"},
+            {
+                "privacy.mechanism": "features",
+                "privacy.epsilon": 1.0,
+                "synthesis.networks": "fresh",
+            },
             r"synthesis\.networks must be a whole number of at least 1, got 'fresh'",
         ),
         (
-            {"privacy.epsilon": 1.0, "synthesis.distance": "relative"},
+            {
+                "privacy.mechanism": "features",
+                "privacy.epsilon": 1.0,
+                "synthesis.distance": "relative",
+            },
             r"synthesis\.distance cannot be set here: under a guarantee, distances are squared",
         ),
         (
