@@ -122,13 +122,13 @@ def test_workers_are_never_more_than_clients() -> None:
 
 # A setting with a value that is not the default.
 REACHED: dict[str, Any] = {
-    "synthesis.distance": "relative",
-    "coding": "uint8",
+    "synthesis.distance": "squared",
+    "coding": "webp",
     "synthesis.start": "noise",
-    "synthesis.augment": True,
-    "server.augment": True,
-    "server.schedule": "cosine",
-    "server.replay": 3,
+    "synthesis.augment": False,
+    "server.augment": False,
+    "server.schedule": "constant",
+    "server.replay": 0,
     "server.batch_size": 17,
     "server.weighting": "examples",
     "local.augment": True,

@@ -136,15 +136,15 @@ class TestOpen:
         config = resolve(preset="quick", options={"dataset": "mnist"})
         run = RunDirectory.create(tmp_path / "run", config, ENVIRONMENT)
         assert isinstance(config.algorithm, FedDMSettings)
-        assert config.algorithm.synthesis.real_batch == 128
+        assert config.algorithm.synthesis.distance == "relative"
         file = run.path / "config.toml"
         lines = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(line for line in lines if not line.startswith("real_batch")))
+        file.write_text("".join(line for line in lines if not line.startswith("distance")))
         assert len(file.read_text().splitlines()) == len(lines) - 1
         before = RunDirectory.open(run.path).config()
         assert isinstance(before.algorithm, FedDMSettings)
-        assert before.algorithm.synthesis.real_batch == 256  # the paper's
-        off = config.algorithm.synthesis.model_copy(update={"real_batch": 256})
+        assert before.algorithm.synthesis.distance == "squared"  # the paper's
+        off = config.algorithm.synthesis.model_copy(update={"distance": "squared"})
         algorithm = config.algorithm.model_copy(update={"synthesis": off})
         assert before == config.model_copy(update={"algorithm": algorithm})
 
