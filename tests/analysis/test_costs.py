@@ -66,7 +66,12 @@ def test_spread_over_splits_and_noise(data: Dataset) -> None:
 
 def test_sums_by_hand(data: Dataset) -> None:
     # Two clients and three networks: of both classes 5 features, 2 logits and a count.
-    private = {"privacy.epsilon": 4.0, "privacy.projection": 5, "synthesis.networks": 3}
+    private = {
+        "privacy.mechanism": "features",
+        "privacy.epsilon": 4.0,
+        "privacy.projection": 5,
+        "synthesis.networks": 3,
+    }
     size = feddm_size(config(**private), data, 2)
     assert size.what == "FedDM (noisy sums)"
     assert (size.floats, size.num_bytes, size.std) == (96, 384, 0)

@@ -135,7 +135,7 @@ class TestPrivacy:
         # Nodes do not reveal how long they worked.
         assert all(math.isnan(record.client_seconds) for record in result.records)
         # The budget of these examples is spent, so another federation is refused.
-        with pytest.raises(LostClientsError, match="would have spent epsilon"):
+        with pytest.raises(LostClientsError, match="privacy budget does not allow this round"):
             execute(ours, None, Observer(), nodes(tmp_path))
 
     @pytest.mark.parametrize("said", [{}, {"epsilon": math.nan}, {"epsilon": -1.0}])

@@ -119,7 +119,7 @@ def resolve(
         open_ = flat(public_facts(facts, said) if mechanism else facts)
         told = {qualified(key) for key in flat(file)}
         unsaid = {key: value for key, value in open_.items() if key not in told}
-        values = merged(values, nested(unsaid))
+        values = merged(values, _known(nested(unsaid), kind))
     values = merged(values, over)
     if mechanism is None:
         values.pop("privacy", None)

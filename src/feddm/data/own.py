@@ -128,6 +128,12 @@ def facts(data: OwnData, name: str) -> dict[str, Any]:
         }
         if data.shape[1:] == (1, 1):
             found["model"] = {"name": "mlp"}
+            # Presets are for images. Vectors cannot be mirrored or turned, and have fewer
+            # numbers, so that steps on them are longer.
+            found["algorithm"] = {
+                "synthesis": {"augment": False, "lr": 1.0},
+                "server": {"augment": False},
+            }
     return found
 
 

@@ -135,7 +135,7 @@ def test_old_results_without_a_key_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "epsilon", "text"),
     [
-        ({"privacy__epsilon": 4.0}, 3.5, "features"),
+        ({"privacy__epsilon": 4.0}, 3.5, "surrogate"),
         ({"privacy__epsilon": 4.0}, math.inf, "no guarantee"),
         ({"privacy__epsilon": 4.0, "privacy__test_secret": "known"}, 3.5, "not private"),
         ({"privacy__mechanism": "paper"}, 3.5, "no guarantee"),
@@ -149,7 +149,7 @@ def test_older_results_without_the_full_guarantee(
     (found,) = read([run]).methods[0].runs[0].records
     assert found.privacy == text
     assert math.isnan(found.client_seconds)
-    if text == "features":
+    if text == "surrogate":
         assert (found.epsilon, found.delta, found.unit) == (3.5, 1e-5, "example")
     else:
         assert (found.epsilon, found.delta, found.unit) == (math.inf, None, None)
@@ -161,7 +161,7 @@ def test_the_guarantee_is_read_as_written(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", private_records([0.5], 3.5, private.privacy), private)
     (found,) = read([run]).methods[0].runs[0].records
     assert (found.epsilon, found.delta, found.unit) == (3.5, 1e-5, "client")
-    assert found.privacy == "features"
+    assert found.privacy == "surrogate"
 
 
 def test_paths_without_a_run(tmp_path: Path) -> None:
