@@ -64,6 +64,8 @@ def _unknown(
         full = _full(path, values)
         if owners := [other for other in algorithm_names() if _has(other, full[1:])]:
             have = "has" if len(owners) == 1 else "have"
+            if name in owners:
+                return f"{name} has no setting {short(full)} under this privacy mechanism"
             return f"{name} has no setting {short(full)}; {', '.join(owners)} {have} it"
         if len(path) == 2:  # what is no setting of the algorithm may be meant for all
             known.remove("name")

@@ -101,6 +101,8 @@ def resolve(
     dataset = _text(given, "data", "name", "digits")
     algorithm = _text(given, "algorithm", "name", "feddm")
     mechanism = _mechanism(file, over, find_algorithm(algorithm))
+    if mechanism == "surrogate" and "mechanism" not in asked and "model" in (facts or {}):
+        mechanism = "features"  # of vectors there is no scattering
     kind = config_type(algorithm, mechanism)
     if file:
         file = _fitting(file, kind, _type_of(file))
@@ -266,7 +268,7 @@ def public_facts(facts: Values, said: Values) -> dict[str, Any]:
             "data.own.mean and data.own.std are missing: under privacy they are public "
             "constants, because what is computed from the data would tell about them"
         )
-    hidden = ("examples", "mean", "std")
+    hidden = ("examples", "mean", "std", "measured")
     open_ = {key: value for key, value in own.items() if key not in hidden}
     return {**facts, "data": {**facts["data"], "own": open_}}
 
@@ -358,6 +360,11 @@ def _check(config: Config) -> None:
     if privacy is not None and not privacy.budget and not privacy.noise_multiplier:
         raise ConfigError(
             "privacy needs a budget or the noise: --epsilon, or --set privacy.noise_multiplier"
+        )
+    if config.guaranteed and config.data.own.measured:
+        raise ConfigError(
+            "data.own.measured says that data.own.examples, mean and std were measured on the "
+            "data, which would tell about them; set public ones, and data.own.measured = false"
         )
     config.algorithm.check(privacy)
     _check_classes(config.data.own.classes)

@@ -44,6 +44,11 @@ class OwnDataConfig(Section):
     examples: NonNegativeInt = Field(
         0, description="About how many examples all nodes have; public, needed for privacy."
     )
+    measured: bool = Field(
+        False,
+        description="Whether examples, mean and std were measured on the data, and so are not "
+        "public.",
+    )
     values: Literal["pixels", "numbers"] = Field(
         "pixels", description="pixels: from 0 to 255; numbers: any, as in tables."
     )

@@ -78,6 +78,10 @@ def together(train: OwnData, test: OwnData) -> OwnData:
     """Returns a training and a test set as one."""
     if train.shape != test.shape or train.pixels != test.pixels:
         raise DataError("train and test must have values of the same kind and shape")
+    if train.test is not None or test.test is not None:
+        raise DataError("train and test are given, so neither can have a test of its own")
+    if train.group is None and test.group is not None:
+        raise DataError("train must have groups if test has them")
     classes = tuple(dict.fromkeys([*train.classes, *test.classes]))
     y = np.concatenate(
         [np.array([classes.index(n) for n in part.classes])[part.y] for part in (train, test)]

@@ -39,6 +39,7 @@ Shape = tuple[int, int, int]
 
 TEST_SHARE = 0.2  # held out, if the data have no test set
 OWN = OwnDataConfig()
+MOST_BYTES = 16 * 2**30  # in the arrays of a .npz; a few bytes of a file can become any number
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,12 @@ def _facts(
         raise DataError(f"{name} must have two classes or more, got {', '.join(classes)}")
     data: dict[str, Any] = {
         "name": name,
-        "own": {"classes": list(classes), "shape": list(shape), "examples": examples},
+        "own": {
+            "classes": list(classes),
+            "shape": list(shape),
+            "examples": examples,
+            "measured": True,
+        },
     }
     if not tested:
         data["holdout"] = TEST_SHARE
@@ -309,15 +315,39 @@ def _file(path: Path, own: OwnDataConfig) -> OwnData:
         raise DataError(f"{path} is neither a folder nor a .npz file")
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not a .npz file, or is truncated")
+    known = {"x", "y", "classes", "test", own.group, own.client}
     try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {
+                info.filename.removesuffix(".npy"): info.file_size
+                for info in archive.infolist()
+            }
+        _check_members(sizes, known, path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             parts = {name: file[name] for name in file.files}
+    except DataError:
+        raise
     except Exception as error:  # zip, zlib and numpy raise their own errors
         raise DataError(f"{path} cannot be read: {error}") from None
-    missing = {"x", "y"} - set(parts)
+    return of_arrays(parts, own, str(path))
+
+
+def _check_members(sizes: Mapping[str, int], known: set[str], path: Path) -> None:
+    """Raises `DataError` for what a .npz cannot have, before any of it is unpacked."""
+    missing = {"x", "y"} - set(sizes)
     if missing:
         raise DataError(f"{path} is missing {', '.join(sorted(missing))}")
-    return of_arrays(parts, own, str(path))
+    unknown = sorted(set(sizes) - known)
+    if unknown:
+        raise DataError(
+            f"{path} has {', '.join(unknown)}; known are {', '.join(sorted(known))} "
+            "(data.own.group and data.own.client say what those two are called)"
+        )
+    if sum(sizes.values()) > MOST_BYTES:
+        raise DataError(
+            f"{path} unpacks to {sum(sizes.values()) / 2**30:.0f} GiB, and at most "
+            f"{MOST_BYTES / 2**30:.0f} GiB are read"
+        )
 
 
 def of_arrays(
@@ -363,6 +393,8 @@ def _values(x: Array, white: int, where: str, channels_first: bool) -> Array:
         raise DataError(f"{where} has no examples")
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError(f"{where}: x has {int((~np.isfinite(x)).sum())} values that are none")
+    if x.dtype.kind == "f" and np.abs(x).max() > np.finfo(np.float32).max:
+        raise DataError(f"{where}: x has values that are too large for float32")
     if x.ndim == 2:
         return np.ascontiguousarray(x.astype(np.float32)[:, :, None, None])
     if x.dtype == np.uint16:
