@@ -39,6 +39,7 @@ Shape = tuple[int, int, int]
 
 TEST_SHARE = 0.2  # held out, if the data have no test set
 OWN = OwnDataConfig()
+EXPORTED = {"inputs", "mean", "std", "weight"}  # what `feddm export` writes too; not read
 MOST_BYTES = 16 * 2**30  # in the arrays of a .npz; a few bytes of a file can become any number
 
 
@@ -324,7 +325,7 @@ def _file(path: Path, own: OwnDataConfig) -> OwnData:
             }
         _check_members(sizes, known, path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            parts = {name: file[name] for name in file.files}
+            parts = {name: file[name] for name in file.files if name in known}
     except DataError:
         raise
     except Exception as error:  # zip, zlib and numpy raise their own errors
@@ -337,7 +338,7 @@ def _check_members(sizes: Mapping[str, int], known: set[str], path: Path) -> Non
     missing = {"x", "y"} - set(sizes)
     if missing:
         raise DataError(f"{path} is missing {', '.join(sorted(missing))}")
-    unknown = sorted(set(sizes) - known)
+    unknown = sorted(set(sizes) - known - EXPORTED)
     if unknown:
         raise DataError(
             f"{path} has {', '.join(unknown)}; known are {', '.join(sorted(known))} "
