@@ -427,7 +427,8 @@ class TestDataOfNodes:
             resolve(settings={"data.own.class": ["a", "b"]})
         assert str(raised.value) == (
             "unknown key data.own.class (did you mean classes?); known here: "
-            "classes, client, examples, fit, group, mean, measured, shape, std, test, values, white"
+            "classes, client, examples, fit, group, mean, measured, shape, std, test, values, "
+            "white"
         )
 
 
