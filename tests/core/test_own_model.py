@@ -72,6 +72,23 @@ def test_the_generator_decides_and_the_global_one_is_left_alone() -> None:
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
+class Activated(nn.BatchNorm2d):
+    """Batch norm with an activation, as some libraries have it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+@pytest.mark.parametrize("norm", [Activated, nn.SyncBatchNorm])
+def test_other_kinds_of_batch_norm_are_refused(norm: type[nn.Module]) -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 3), norm(2), nn.Flatten(), nn.Linear(72, 3))
+
+    code_of = OwnModel(code.reference_to(made), SHAPE, 3)
+    with pytest.raises(ConfigError, match=f"^1 is a {norm.__name__}, which mixes"):
+        code_of.init(RNG)
+
+
 def test_batch_norm_and_dropout_are_handled_in_a_sentence_each() -> None:
     model = own(ResNet)
     assert model.notices == (

@@ -213,7 +213,14 @@ def _without_batch_norm(module: nn.Module) -> int:
     """Replaces batch norm by group norm with the same parameters; returns how many layers."""
     number = 0
     for key, layer in list(module.named_children()):
-        if isinstance(layer, _BATCH_NORM):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if (
+                type(layer) not in _BATCH_NORM
+            ):  # it may do more than that, such as an activation
+                raise ConfigError(
+                    f"{key} is a {type(layer).__name__}, which mixes the examples of a batch; "
+                    "use group norm there"
+                )
             channels = layer.num_features
             groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(32, channels)
             norm = nn.GroupNorm(groups, channels, layer.eps, affine=layer.affine)
